@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from analysis.benchmarks.bench_service import LOG, META
+from analysis.benchmarks.bench_service import HOLD, LOG, META
 from analysis.benchmarks.instant import SEED_SOURCE
 from evo.service.work import evaluation_id
 from evo.storage.requests import RequestStore
 from tests.service_support import TOKENS, ServerProcess, call, message, source, submit
 
-SLOW_S = 0.25  # an evaluation that is to be seen while it runs
 WAIT = "?wait=30"
 
 
@@ -39,7 +38,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     started: list[ServerProcess] = []
 
     def new(**options: Any) -> ServerProcess:
-        started.append(ServerProcess(tmp_path, **{"workers": 1, "sleep": SLOW_S, **options}))
+        started.append(ServerProcess(tmp_path, **{"workers": 1, **options}))
         return started[-1]
 
     yield new
@@ -52,6 +51,14 @@ def status(server: ServerProcess, evaluation: str, wait: str = WAIT) -> dict[str
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """No evaluation of the service in `folder` ends meanwhile."""
+    (folder / HOLD).touch()
+    yield
+    (folder / HOLD).unlink()
 
 
 def until_running(server: ServerProcess, evaluation: str) -> None:
@@ -112,22 +119,24 @@ def test_a_fault_of_evo_fails_one_evaluation_and_it_can_be_asked_for_again(quick
 
 def test_what_waits_can_be_cancelled_and_what_runs_cannot(start: Callable[..., ServerProcess], tmp_path: Path):
     server = start()
-    running, waiting = submit(server, source(1), source(2))
-    until_running(server, running)
-    assert call(server, "DELETE", f"/v1/evaluations/{running}").json()["state"] == "running"
-    assert call(server, "DELETE", f"/v1/evaluations/{waiting}").json()["state"] == "cancelled"
+    with held(tmp_path):
+        running, waiting = submit(server, source(1), source(2))
+        until_running(server, running)
+        assert call(server, "DELETE", f"/v1/evaluations/{running}").json()["state"] == "running"
+        assert call(server, "DELETE", f"/v1/evaluations/{waiting}").json()["state"] == "cancelled"
     assert status(server, running)["state"] == "done"
     assert status(server, waiting)["state"] == "cancelled"
     assert submit(server, source(2)) == [waiting]
     assert status(server, waiting)["state"] == "done"
 
 
-def test_nobody_cancels_what_another_asked_for_too(start: Callable[..., ServerProcess]):
+def test_nobody_cancels_what_another_asked_for_too(start: Callable[..., ServerProcess], tmp_path: Path):
     server = start()
-    first, shared = submit(server, source(1), source(2), client="ann")
-    submit(server, source(2), client="bob")
     headers = {"Evo-Client": "ann"}
-    assert call(server, "DELETE", f"/v1/evaluations/{shared}", headers=headers).json()["state"] == "queued"
+    with held(tmp_path):
+        first, shared = submit(server, source(1), source(2), client="ann")
+        submit(server, source(2), client="bob")
+        assert call(server, "DELETE", f"/v1/evaluations/{shared}", headers=headers).json()["state"] == "queued"
     assert status(server, shared)["state"] == "done"
     assert status(server, first)["state"] == "done"
 
@@ -164,15 +173,17 @@ def test_sigterm_finishes_what_runs_keeps_what_waits_and_answers_all(
     start: Callable[..., ServerProcess], tmp_path: Path
 ):
     server = start()
-    running, *waiting = submit(server, source(1), source(2), source(3))
-    until_running(server, running)
     with ThreadPoolExecutor(2) as pool:
-        of_running, of_waiting = (pool.submit(status, server, each) for each in (running, waiting[0]))
-        while not server_waits(server, 2):
-            time.sleep(0.01)
-        assert server.stop(signal.SIGTERM) == 0
+        with held(tmp_path):
+            running, *waiting = submit(server, source(1), source(2), source(3))
+            until_running(server, running)
+            of_running, of_waiting = (pool.submit(status, server, each) for each in (running, waiting[0]))
+            until_waited_for(server, 2)
+            assert server.process is not None
+            server.process.terminate()
+            assert of_waiting.result()["state"] == "queued"
         assert of_running.result()["state"] == "done"
-        assert of_waiting.result()["state"] == "queued"
+        assert server.process.wait() == 0
     store = RequestStore(tmp_path, META)
     assert sorted(job.id for job in store.queued()) == sorted(waiting)
     store.close()
@@ -181,22 +192,20 @@ def test_sigterm_finishes_what_runs_keeps_what_waits_and_answers_all(
     assert set(executions(tmp_path).values()) == {1}
 
 
-def server_waits(server: ServerProcess, requests: int) -> bool:
-    """Whether this number of requests wait for a result: they were sent and not answered."""
-    text = call(server, "GET", "/metrics").text
-    return f"evo_waiting_requests {requests}.0" in text
+def until_waited_for(server: ServerProcess, requests: int) -> None:
+    """Until this number of requests wait for a result: they were sent and not answered."""
+    while f"evo_waiting_requests {requests}.0" not in call(server, "GET", "/metrics").text:
+        time.sleep(0.01)
 
 
-def test_a_service_that_stops_takes_no_more_work(start: Callable[..., ServerProcess]):
+def test_a_service_that_stops_takes_no_more_work(start: Callable[..., ServerProcess], tmp_path: Path):
     server = start()
-    (running,) = submit(server, source(1))
-    until_running(server, running)
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url) as client, held(tmp_path):
+        (running,) = submit(server, source(1))
         client.get("/healthz")  # a connection that is open already
         waiting = threading.Thread(target=status, args=(server, running))
         waiting.start()
-        while not server_waits(server, 1):
-            time.sleep(0.01)
+        until_waited_for(server, 1)
         assert server.process is not None
         server.process.terminate()
         try:
@@ -205,8 +214,8 @@ def test_a_service_that_stops_takes_no_more_work(start: Callable[..., ServerProc
             assert answer.headers["retry-after"]
         except httpx.TransportError:
             pass  # it was closed already: the client asks again, too
-        waiting.join()
-        assert server.process.wait() == 0
+    waiting.join()
+    assert server.process.wait() == 0
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -330,16 +339,18 @@ def test_a_body_that_does_not_come_is_not_waited_for(start: Callable[..., Server
     assert answer.startswith(b"HTTP/1.1 408") and b"within 0.3 s" in answer
 
 
-def test_a_full_queue_says_when_to_come_back_and_keeps_nothing_of_the_batch(start: Callable[..., ServerProcess]):
+def test_a_full_queue_says_when_to_come_back_and_keeps_nothing_of_the_batch(
+    start: Callable[..., ServerProcess], tmp_path: Path
+):
     server = start(queue=3)
-    running = submit(server, source(0))
-    until_running(server, running[0])
-    submit(server, *map(source, range(1, 4)))
-    answer = call(server, "POST", "/v1/evaluations", json={"task": "softmax", "sources": [source(8), source(9)]})
-    assert answer.status_code == 429 and "room for 0 and these are 2" in message(answer)
-    assert 1 <= int(answer.headers["retry-after"]) <= 30
-    assert call(server, "GET", f"/v1/evaluations/{evaluation_id('x', source(8))}").status_code == 404
-    assert submit(server, source(2)), "what waits already needs no room"
+    with held(tmp_path):
+        until_running(server, submit(server, source(0))[0])
+        submit(server, *map(source, range(1, 4)))
+        answer = call(server, "POST", "/v1/evaluations", json={"task": "softmax", "sources": [source(8), source(9)]})
+        assert answer.status_code == 429 and "room for 0 and these are 2" in message(answer)
+        assert 1 <= int(answer.headers["retry-after"]) <= 30
+        assert call(server, "GET", f"/v1/evaluations/{evaluation_id('x', source(8))}").status_code == 404
+        assert submit(server, source(2)), "what waits already needs no room"
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import evo
@@ -147,6 +148,15 @@ def test_leaving_early_cancels_what_waits(tmp_path: Path):
         while client.status(last, wait_s=30)["state"] != "done":
             pass
         assert sum(times_executed(tmp_path, number) for number in range(12)) < 12
+
+
+def test_a_request_that_waits_answers_with_the_results(server: ServerProcess, client: evo.Client):
+    request = {"task": TASK, "sources": [source(400), source(401)]}
+    answer = httpx.post(f"{server.url}/v1/evaluations?wait=30", json=request).json()
+    assert answer["ids"] == client.submit(request["sources"]) == [each["id"] for each in answer["statuses"]]
+    assert [each["state"] for each in answer["statuses"]] == ["done", "done"]
+    assert answer["statuses"][1]["evaluation"]["candidate"] == Candidate(source(401)).id
+    assert "statuses" not in httpx.post(f"{server.url}/v1/evaluations", json=request).json()
 
 
 def test_the_parts_of_an_evaluation_can_be_asked_for_one_by_one(client: evo.Client):

@@ -107,14 +107,19 @@ def make_app(
 
 
 def _add_evaluations(app: FastAPI, service: Service, tasks: TaskRegistry) -> None:
-    @app.post("/v1/evaluations", status_code=202, summary="Evaluate kernels; returns their ids")
-    async def submit(given: Evaluations, request: Request) -> Response:
+    @app.post("/v1/evaluations", status_code=202, summary="Evaluate kernels; returns their ids, waits if asked to")
+    async def submit(
+        given: Evaluations, request: Request, wait: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 0
+    ) -> Response:
         if (given.source is None) == (given.sources is None):
             raise ServiceError("expected either source, a text, or sources, a list of texts", 422)
         sources = [given.source] if given.source is not None else given.sources or []
         caller = caller_of(request)
         ids = service.submit(tasks.find(given.task, caller.token).hash, sources, caller)
-        return _json(json.dumps({"ids": ids}), 202)
+        if not wait:
+            return _json(json.dumps({"ids": ids}), 202)
+        statuses = await asyncio.gather(*(service.wait(each, wait) for each in ids))
+        return _json(f'{{"ids": {json.dumps(ids)}, "statuses": [{", ".join(map(status_json, statuses))}]}}', 202)
 
     @app.get("/v1/evaluations/{id}", summary="How an evaluation is doing; waits for its end")
     async def find(id: str, wait: Annotated[float, Query(ge=0, le=MOST_WAIT_S)] = 0) -> Response:

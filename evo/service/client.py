@@ -126,7 +126,8 @@ class Client:
 
     def submit(self, sources: Sequence[str], *, task: str = "") -> list[str]:
         """Asks for evaluations without waiting for them; their ids."""
-        return self._start(self._submit(sources, task or self.task)).result()
+        ids: list[str] = self._start(self._submit(sources, task or self.task)).result()["ids"]
+        return ids
 
     def status(self, evaluation: str, *, wait_s: float = 0.0) -> dict[str, Any]:
         """How an evaluation (its id) is doing: `state`, `queue_s`, `execution_s`, `error`, `evaluation`.
@@ -139,23 +140,24 @@ class Client:
         """Cancels an evaluation (its id) that waits, unless another client asked for it too; its status."""
         return self._start(self._request("DELETE", f"/v1/evaluations/{evaluation}")).result()
 
-    async def _submit(self, sources: Sequence[str], task: str) -> list[str]:
+    async def _submit(self, sources: Sequence[str], task: str, wait_s: float = 0.0) -> dict[str, Any]:
+        """The "ids" of the evaluations; with `wait_s` also their "statuses", once all are over or the time is."""
         for source in sources:
             _check_source(source)
         if not task:
             raise ConfigError("task: expected the name of a task of the service, got none; Client(url, task)")
-        ids: list[str] = (await self._request("POST", "/v1/evaluations", {"task": task, "sources": list(sources)}))[
-            "ids"
-        ]
-        return ids
+        path = f"/v1/evaluations?wait={wait_s}" if wait_s else "/v1/evaluations"
+        return await self._request("POST", path, {"task": task, "sources": list(sources)})
 
     async def _evaluate(self, source: str, task: str) -> Evaluation:
         while True:
-            (found,) = await self._submit([source], task)
             try:
-                status = await self._result(found)
+                (status,) = (await self._submit([source], task, _WAIT_S))["statuses"]
+                while status["state"] in ("queued", "running"):
+                    status = await self._request("GET", f"/v1/evaluations/{status['id']}?wait={_WAIT_S}")
             except asyncio.CancelledError:
-                with contextlib.suppress(ServiceError):
+                with contextlib.suppress(ServiceError):  # the same request again says the id
+                    (found,) = (await self._submit([source], task))["ids"]
                     await self._request("DELETE", f"/v1/evaluations/{found}")
                 raise
             if status["state"] == "done":
@@ -163,12 +165,6 @@ class Client:
             if status["state"] == "failed":
                 raise TaskError(f"task {task}: {status['error']}")
             # It was cancelled, by whoever asked for it first: this client still wants it.
-
-    async def _result(self, evaluation: str) -> dict[str, Any]:
-        while True:
-            status = await self._request("GET", f"/v1/evaluations/{evaluation}?wait={_WAIT_S}")
-            if status["state"] not in ("queued", "running"):
-                return status
 
     # --- tasks -------------------------------------------------------------------------------------------------------
 
