@@ -275,6 +275,16 @@ def test_the_roofline_is_of_the_tasks_work(evil: Path) -> None:
     assert "No roofline: the task was changed" in written(evil, bounds=Bounds(problem="the task was changed")).text
 
 
+def test_cases_have_their_attainable_time(tmp_path: Path) -> None:
+    with create(tmp_path / "run") as store:
+        keep(store, ok_trial(0, operator="seed", attainable_us=0.25))
+        keep(store, ok_trial(1, 2.0, parents=(0,), attainable_us=0.25))
+    page = written(tmp_path / "run")
+    assert "of attainable" in page.text and "2.00× [1.80, 2.20], 50% of attainable" in page.text
+    rows = [re.sub(r"<[^>]+>", " ", row).split() for row in re.findall(r"<tr>.*?</tr>", page.source)]
+    assert ["square", "1.00", "0.50", "0.25", "50%", "2.00×", "[2.00,", "2.00]", "estimated"] in rows
+
+
 def test_a_run_without_a_result_has_a_report(tmp_path: Path) -> None:
     create(tmp_path / "run").close()
     assert "No candidate has a speedup yet" in written(tmp_path / "run").text
