@@ -9,7 +9,7 @@ from fitness.candidate import FrontEnd
 from fitness.cuda.gpus import measuring
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
-from fitness.gpu.baselines import NAMES, Baseline
+from fitness.gpu.baselines import Baseline, names
 from fitness.gpu.runner import LaunchBundle, Report, Runner
 from fitness.sandbox.zygote import Zygote
 from fitness.suites.check import LIMITS
@@ -47,4 +47,4 @@ def _maker(target: Target, zygote: Zygote) -> Callable[[Task], LaunchBundle | St
 
 
 def _failed(task: Task, message: str) -> list[Baseline]:
-    return [Baseline(n, c.name, error=message) for n in NAMES for c in task.cases if c.role == "tune"]
+    return [Baseline(n, c.name, error=message) for n in names(task) for c in task.cases if c.role == "tune"]
