@@ -69,6 +69,7 @@ class StopReason(enum.StrEnum):
     EXHAUSTED = "search space exhausted"
     STRATEGY = "the strategy ended the search"  # a strategy may store a text of its own instead
     LIMIT = "limit on tokens or dollars reached"
+    ATTAINABLE = "the best kernel is as fast as attainable"
     CAMPAIGN_LIMIT = "limit of the campaign reached"
     INTERRUPTED = "interrupted"
     SILENT = "no model answers"
@@ -89,7 +90,8 @@ class StopReason(enum.StrEnum):
     @property
     def final(self) -> bool:
         """Whether the run came to its end; if not, there was more to do."""
-        return self in (StopReason.BUDGET, StopReason.EXHAUSTED, StopReason.STRATEGY, StopReason.LIMIT)
+        ends = (StopReason.BUDGET, StopReason.EXHAUSTED, StopReason.STRATEGY, StopReason.LIMIT, StopReason.ATTAINABLE)
+        return self in ends
 
 
 # The stages at which a candidate can end.  "answer": a language model's answer without a new source.  "verify": without

@@ -76,4 +76,4 @@ def _attainable(task: Task, target: Target, gpu: Mapping[str, Any]) -> dict[str,
     """Returns the attainable time of each tune case; None if the work is neither stated nor counted."""
     calls = Calls(task)
     works = {case.name: work_of(task, case, calls.describe(case)) for case in calls.tune}
-    return {name: work and attainable_us(work, target, gpu) for name, work in works.items()}
+    return {name: None if work is None else attainable_us(work, target, gpu) for name, work in works.items()}
