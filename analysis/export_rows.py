@@ -66,16 +66,17 @@ def evaluations(run: RunReader) -> Iterator[Row]:
 def _case(timing: dict[str, Any], speedup: float) -> dict[str, Any]:
     low, high = timing["ci95"]
     kept = {name: timing[name] for name in ("case", "ratio", "estimated", "terms")}
-    return kept | {"speedup": speedup, "ci_low": low, "ci_high": high}
+    least_us = timing.get("attainable_us")
+    return kept | {"speedup": speedup, "ci_low": low, "ci_high": high, "attainable_us": least_us}
 
 
 def timings(run: RunReader) -> Iterator[Row]:
     for trial, text in tables.ok_evaluations(run):
         for timing in json.loads(text)["timings"]:
-            case, estimated = timing["case"], timing["estimated"]
+            case, estimated, least_us = timing["case"], timing["estimated"], timing.get("attainable_us")
             pairs = zip_longest(timing["samples_us"], timing["baseline_us"])
             for sample, (candidate_us, baseline_us) in enumerate(pairs):
-                yield trial, case, sample, candidate_us, baseline_us, estimated
+                yield trial, case, sample, candidate_us, baseline_us, least_us, estimated
 
 
 def profiles(run: RunReader) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-VERSION = 6
+VERSION = 7
 BATCH, TEXT_BATCH = 16384, 1024  # rows; whole sources and dialogues are 1 to 100 kB each, other rows 5 kB at most
 _TEXTS = ("sources", "llm_calls", "sft", "grpo")
 METADATA_KEY = "evo"  # of the Parquet file's key-value metadata; the value is JSON
@@ -84,6 +84,7 @@ _CASE = pa.struct(
         ("ci_low", _REAL),
         ("ci_high", _REAL),
         ("estimated", _FLAG),
+        ("attainable_us", _REAL),
         ("terms", _NUMBERS),
     ]
 )
@@ -197,7 +198,7 @@ _TABLES = (
                 "cases",
                 pa.list_(_CASE),
                 "ratio; terms as named",
-                "each tune case: speedup as it was scored, ratio as timed",
+                "each tune case: speedup as it was scored, ratio as timed, attainable time in µs (null if unknown)",
             ),
             ("findings", pa.list_(_FINDING), "", "rules broken, with the line (0: none applies)"),
             ("builds", pa.list_(_BUILD), "as named; occupancy 0..1", "resources of each compiled kernel"),
@@ -222,6 +223,7 @@ _TABLES = (
             ("sample", _SMALL, "", "number of the pair, from 0"),
             ("candidate_us", _REAL, "µs", "time of the candidate"),
             ("baseline_us", _REAL, "µs", "time of the baseline"),
+            ("attainable_us", _REAL, "µs", "least time of the case on that GPU; null if unknown, as in earlier runs"),
             ("estimated", _FLAG, "", "true: both come from a model, one pair a case"),
         ],
     ),

@@ -18,8 +18,8 @@ from evo.storage.best import Conclusion, read_result
 from evo.storage.queries import RunReader
 
 FILE = "outcomes.json"
-_FORMAT = 2
-_FORMATS = (1, _FORMAT)  # that this version reads; in the first, a variant is an "arm"
+_FORMAT = 3
+_FORMATS = (1, 2, _FORMAT)  # that this version reads; in the first, a variant is an "arm"
 
 SUCCESS = 1.05  # times as fast as the seed, from which on TritonForge (arXiv:2512.09196) counts a kernel as sped up
 
@@ -32,8 +32,9 @@ class Outcome:
     early end.  `ci95`: interval of the best, (1, 1) without a gain.  `seconds`: of all stages of all evaluations, added
     up; `gpu_spent`: those of a GPU alone.  `successes`: candidates that gained at least SUCCESS.  `certified`: the best
     of those with a passed certificate (champions, and what was written to best/); 1.0 without one, and without a GPU.
-    A candidate whose certificate failed counts as no gain.  `task_hash` and `target`: "" if unknown, as in files of
-    earlier versions.
+    A candidate whose certificate failed counts as no gain.  `attained`: the share of the attainable speed that
+    the best has, or without a gain the seed; None if unknown.  `task_hash` and `target`: "" if unknown.  Files of
+    earlier versions lack these three.
 
     If GPU seconds are the budget, `curve[i]` is the best from `at[i]` GPU seconds on, 1.0 from 0 on; a candidate that
     was not done within them does not count.
@@ -55,6 +56,7 @@ class Outcome:
     certified: float = 1.0
     task_hash: str = ""
     target: str = ""
+    attained: float | None = None
 
     @property
     def best(self) -> float:
@@ -75,15 +77,16 @@ def outcome_of(folder: Path, variant: str = "") -> Outcome:
     """Returns the outcome of the run in `folder`, finished or not.  Raises StoreError without one."""
     with RunReader(folder) as run:
         config = run.info.config
-        trials = [t for t in run.trials() if t.index]
+        first, trials = run.first(), [t for t in run.trials() if t.index]
         gains, certified = _gains(trials, read_result(run))
         best, ci95, successes = 1.0, (1.0, 1.0), 0
+        attained = first.evaluation.attained if first and first.proposal.is_kernel else None
         curve: list[float] = []  # after each candidate
         steps = {0.0: 1.0}  # GPU seconds -> best after them
         for trial, spent in _within(trials[: config.budget], config.gpu_seconds):
             if gains[trial.index] > best and trial.fitness:
                 best, ci95 = trial.fitness.speedup, trial.fitness.ci95
-                steps[spent] = best
+                steps[spent], attained = best, trial.evaluation.attained
             curve.append(best)
             successes += gains[trial.index] >= SUCCESS
         curve += [best] * (config.budget - len(curve))
@@ -105,6 +108,7 @@ def outcome_of(folder: Path, variant: str = "") -> Outcome:
             certified=certified,
             task_hash=run.info.task_hash,
             target=config.target,
+            attained=attained,
         )
 
 

@@ -27,6 +27,7 @@ from evo.core import VERSION
 from evo.core.baselines import BaselineKind
 from evo.core.errors import ConfigError
 from evo.core.records import FIRST_OPERATORS, Fitness, Trial
+from evo.core.text import of_attainable
 from evo.search.archive import Niche, niche_of
 from evo.storage.best import best_source, diff
 from evo.storage.folders import FILE
@@ -119,7 +120,7 @@ class View:
             return "none yet"
         check = best.evaluation.check
         own = f", own kernels wrote {check.own_share:.0%}" if check is not None and check.own_share < 1 else ""
-        return _interval(best.fitness) + own
+        return _interval(best.fitness) + of_attainable(best.evaluation.attained) + own
 
 
 def write_report(folders: Sequence[Path], out: Path, bounds: Sequence[Bounds]) -> None:
@@ -467,7 +468,8 @@ def _cases(course: Course) -> list[dict[str, Any]]:
         ours, seed = (_median(samples) for samples in (timing.samples_us, timing.baseline_us))
         low, high = timing.ci95
         interval = f"{timing.ratio:.2f}× [{low:.2f}, {high:.2f}]"
-        rows.append({"case": timing.case, "us": ours, "seed_us": seed, "speedup": interval, "kind": kind})
+        row = {"case": timing.case, "us": ours, "seed_us": seed, "speedup": interval, "kind": kind}
+        rows.append({**row, "attainable_us": timing.attainable_us, "attained": timing.attained})
     return rows
 
 

@@ -115,14 +115,15 @@ def markdown(kernels: Sequence[SuiteKernel], *, with_pytorch: bool = False, suit
     refused = [k for k in kernels if k.reason]
     parts = [_head(kernels, done, refused, suite)]
     if done:
+        attained = ["of attainable"] if _attained(done) else []
         parts += [
             _table(("figure", "value"), _figures(done)),
             *_by_candidates(done),
             "By length of the code, shortest quarter first:\n",
             _table(("quarter", "lines", "kernels", f"success ≥ {SUCCESS}×", "geometric mean"), _quarters(done)),
             _table(
-                ("kernel", "lines", "best", "95% interval", "certified", "candidates"),
-                [_row(k) for k in _fastest_first(done)],
+                ("kernel", "lines", "best", "95% interval", "certified", *attained, "candidates"),
+                [_row(k, bool(attained)) for k in _fastest_first(done)],
             ),
         ]
     if timed:
@@ -208,6 +209,7 @@ def _figures(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
         ("candidates a kernel", f"{candidates / len(done):.1f}"),
         ("seconds of evaluation a kernel", f"{sum(k.outcome.seconds for k in done if k.outcome) / len(done):.1f}"),
         *_on_gpu(done),
+        *_attained(done),
     ]
 
 
@@ -230,6 +232,15 @@ def _on_gpu(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
     if not spent and not any("gpu_seconds" in k.unknown for k in done):
         return []
     return [("of these of a GPU", _unless_unknown(done, "gpu_seconds", f"{spent / len(done):.1f}"))]
+
+
+def _attained(done: Sequence[SuiteKernel]) -> list[tuple[str, str]]:
+    """Returns the line on the attainable speed; nothing if it is known of no kernel."""
+    shares = [k.outcome.attained for k in done if k.outcome and k.outcome.attained is not None]
+    if not shares:
+        return []
+    of = f" of {len(shares)} kernels" if len(shares) < len(done) else ""
+    return [("share of the attainable speed, geometric mean", f"{geometric_mean(shares):.0%}{of}")]
 
 
 def _unless_unknown(done: Sequence[SuiteKernel], figure: str, value: str) -> str:
@@ -293,13 +304,15 @@ def _quarters(done: Sequence[SuiteKernel]) -> list[tuple[str, str, str, str, str
     return rows
 
 
-def _row(kernel: SuiteKernel) -> tuple[str, str, str, str, str, str]:
+def _row(kernel: SuiteKernel, attained: bool) -> tuple[str, ...]:
     assert kernel.outcome is not None  # only those are listed
     low, high = kernel.outcome.ci95
     within = "no gain" if kernel.speedup == 1 else f"[{low:.2f}, {high:.2f}]"
     certified = f"{kernel.outcome.certified:.2f}×" if kernel.outcome.certified > 1 else ""
     certified = "unknown" if "certified" in kernel.unknown else certified
-    return kernel.name, str(kernel.lines), f"{kernel.speedup:.2f}×", within, certified, str(count(kernel))
+    share = kernel.outcome.attained
+    of = ["unknown" if share is None else f"{share:.0%}"] if attained else []
+    return kernel.name, str(kernel.lines), f"{kernel.speedup:.2f}×", within, certified, *of, str(count(kernel))
 
 
 def _fastest_first(done: Sequence[SuiteKernel]) -> list[SuiteKernel]:

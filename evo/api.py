@@ -26,7 +26,7 @@ from evo.core.baselines import check_baseline
 from evo.core.errors import ConfigError, EvoWarning, StoreError
 from evo.core.models import Answerer, Model
 from evo.core.records import GPU_FACTS, Candidate, Case, Certificate, Evaluation, StopReason, Verdict
-from evo.core.settings import RunConfig, check_share
+from evo.core.settings import STOP_AT, RunConfig, check_share, share_to_stop
 from evo.core.text import counted, quoted
 from evo.llm.models import split_models
 from evo.result import BestKernel, Result, Spending
@@ -52,7 +52,7 @@ from evo.search.options import (
 from evo.search.profiling import Profiler
 from evo.search.replay import DecisionReplay, Redoing
 from evo.search.strategies import strategy_of
-from evo.search.termination import is_over
+from evo.search.termination import attained, is_over
 from evo.storage.best import read_result
 from evo.storage.folders import FILE, new_run_folder
 from evo.storage.queries import RunInfo, RunReader
@@ -129,6 +129,7 @@ def search(
     guidance: str | None = None,
     baseline: str | None = None,
     allow_delegation: float | None = None,
+    stop_at_attainable: float | str | None = STOP_AT,
     ray_address: str | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     progress: bool | Listener = False,
@@ -149,6 +150,8 @@ def search(
         "compile-tf32", all of PyTorch.
     allow_delegation: the least share of the work that own kernels do, if PyTorch may do the rest; None: as task.py
         says.
+    stop_at_attainable: the run ends once its best kernel has this share of the attainable speed (docs/estimate.md) in
+        every tune case; "off" or None: it does not.
     target: what to compile for, "sm_90" or "h100".  ray_address: of a Ray cluster that evaluates.
     workers: evaluations at once; None: as the CPUs and GPUs take.  islands: populations in a ring.
     screen_budget: most estimates that an operator may choose a draft by.
@@ -179,6 +182,7 @@ def search(
         guidance=guidance,
         baseline=baseline,
         allow_delegation=allow_delegation,
+        stop_at_attainable=stop_at_attainable,
         ray_address=ray_address,
     )
     wanted = read_settings(task, settings)
@@ -264,6 +268,7 @@ def resume(
     models: Sequence[AnyModel] = (),
     max_tokens: int | None = None,
     max_usd: float | None = None,
+    stop_at_attainable: float | str | None = None,
     gpus: int | str | None = None,
     ray_address: str | None = None,
     workers: int | None = None,
@@ -273,6 +278,7 @@ def resume(
     """Goes on with a run that was stopped, or goes further with one that is over; `evo resume` does the same.
 
     budget, gpu_seconds, max_tokens, max_usd: other limits, in total; None: as before.
+    stop_at_attainable: another share, "off" for no end by it; None: as before.
     models: other endpoints for models of the run; a model that is a Python function must be given again.
     gpus, ray_address, workers: None: as before.  progress, stop: as for `search`.
     Raises StoreError if the task or a version is another one than the run was started with; else as `search`.
@@ -289,6 +295,8 @@ def resume(
         config = _with_budget(store, store.info.config, budget)
         limits = {"max_tokens": max_tokens, "max_usd": max_usd, "gpu_seconds": gpu_seconds}
         given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+        if stop_at_attainable is not None:
+            given["stop_at_attainable"] = share_to_stop(stop_at_attainable)
         config = dataclasses.replace(config, models=assemble.moved(config.models, stored), **given)
         if store.info.environment:
             config.check_gpu_seconds(config.device)
@@ -296,8 +304,7 @@ def resume(
         if is_over(store, config) and not store.pending():
             _check_devices(store, config, gpus, ray_address, workers)
             store.set_config(config)
-            option = "--budget N" if spent >= config.budget else "--gpu-seconds X"
-            listener.say(f"all {spent} candidates are evaluated; `evo resume {quoted(folder)} {option}` goes further")
+            listener.say(f"{_why_over(store, config)} goes further")
             _conclude_again(store, listener)
         else:
             assemble.check_models(config.models, functions)
@@ -312,6 +319,15 @@ def resume(
                 first = _prepare(store, config, going, evaluator)
                 _search(store, task, first, evaluator, listener, stop, functions)
     return Result(folder)
+
+
+def _why_over(store: Store, config: RunConfig) -> str:
+    """Returns why a run is over, and the command after which it is not."""
+    command, spent = f"evo resume {quoted(store.folder)}", store.spent()
+    if attained(store.best(), config) and spent < config.budget:
+        return f"{StopReason.ATTAINABLE} after {spent} candidates; `{command} --stop-at-attainable off`"
+    option = "--budget N" if spent >= config.budget else "--gpu-seconds X"
+    return f"all {spent} candidates are evaluated; `{command} {option}`"
 
 
 def _conclude_again(store: Store, listener: Listener) -> None:

@@ -23,6 +23,7 @@ class BestKernel(Fitness):
     source: str  # with the chosen autotune configuration, if there was one to choose
     trial: int  # its number; 0 is the seed itself: nothing was faster
     own_share: float  # least share of its own kernels in the bytes of the outputs; PyTorch wrote the rest
+    attained: float | None  # mean share of the attainable speed (docs/estimate.md); None if it is not known
     patch: str  # unified diff from the seed; "" for the seed, and if there is none
 
 
@@ -85,6 +86,7 @@ def _best(run: RunReader, seed: Trial | None, written: Conclusion | None) -> Bes
         source=found.source,
         trial=fastest.index,
         own_share=fastest.evaluation.check.own_share if fastest.evaluation.check else 1.0,
+        attained=fastest.evaluation.attained,
         patch=found.patch(seed),
     )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.core.records import Case, Finding, Verdict
-from fitness.estimate import roofline
+from fitness.estimate import attainable, roofline
 from fitness.estimate import time_model as model
 from fitness.estimate.coverage import Seen, coverage, seen, seen_in_reference
 from fitness.estimate.launch_trace import LaunchTrace, LaunchWork
@@ -373,7 +373,7 @@ class FrontEnd:
         limit_us = roofline.least_us(plan, *self._needed(case), self.target)
         if message := roofline.impossible(name, found.total_us, limit_us, self.target.device_name):
             raise Stop("estimate", Verdict.REJECTED, f"{message}: tracing it did not show all it does")
-        return found
+        return dataclasses.replace(found, work=attainable.traced(plan, compiled.choices[name], traces))
 
     def _needed(self, case: Case) -> tuple[float | None, float | None]:
         """Returns bytes and operations of a case, if the task says them."""

@@ -15,7 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
@@ -35,6 +36,7 @@ from evo.core.records import (
     Verdict,
 )
 from fitness.candidate import CompiledCandidate, Estimates
+from fitness.estimate.attainable import attainable_us
 from fitness.frontend.freeze import freeze
 from fitness.frontend.plan import Config
 from fitness.frontend.stages import Stop, surviving
@@ -45,7 +47,9 @@ from fitness.profile import profile as profiles
 from fitness.profile.ncu import Counters, NoCounters
 from fitness.sandbox.scratch import NO_SPACE, no_space
 from fitness.tasks.advice import on_failing_seed
+from fitness.tasks.calls import Calls
 from fitness.tasks.task import Task
+from fitness.tasks.work import work_of
 
 Choices = Mapping[str, Sequence[int]]  # call name -> configuration of each launch
 
@@ -377,12 +381,26 @@ class TaskEvaluator:
             message=result.note,
             builds=self._chosen_builds(compiled, result.choices),
             check=result.check,
-            timings=result.timings,
+            timings=tuple(replace(t, attainable_us=self._attainable_us.get(t.case)) for t in result.timings),
             plan_hash=compiled.plan_hash,
             frozen_source=freeze(candidate.source, chosen_configs(compiled, result.choices)),
             seconds={**compiled.seconds, **backend_s},
             environment={**self._environment(compiled), **self._call_timed(candidate), **result.environment},
         )
+
+    @cached_property
+    def _attainable_us(self) -> Mapping[str, float]:
+        """The attainable time of each tune case whose work is stated, counted, or traced of the seed kernel."""
+        gpu = self._backend.environment
+        measured = gpu if "copy_bytes_per_s" in gpu else None
+        calls, found = Calls(self.task), {}
+        for case in calls.tune:
+            work = work_of(self.task, case, calls.describe(case))
+            if work is None and (estimates := self._baseline_estimates()):
+                work = estimates[case.name].work
+            if work is not None and (least_us := attainable_us(work, self.target, measured)):
+                found[case.name] = least_us
+        return found
 
     def _seconds(self, found: BackendResult | Stop, wall_s: float) -> Mapping[str, float]:
         """Returns seconds by stage. "wait" is the time that a backend with its own clock did not count."""

@@ -137,12 +137,15 @@ def ok_trial(
     shared: int = 0,
     warps: int = 4,
     occupancy: float = 1.0,
+    attainable_us: float | None = None,
     **fields: Any,
 ) -> Trial:
     """A finished trial of verdict OK."""
     made = proposal(index, **fields)
     per_case = per_case or {"square": speedup}
-    timings = tuple(Timing(c, (1 / r,), (1.0,), r, (r, r), True, dict(terms or {})) for c, r in per_case.items())
+    timings = tuple(
+        Timing(c, (1 / r,), (1.0,), r, (r, r), True, dict(terms or {}), attainable_us) for c, r in per_case.items()
+    )
     sass = hashlib.sha256(made.candidate.id.encode()).hexdigest()
     evaluation = Evaluation(
         candidate=made.candidate.id,

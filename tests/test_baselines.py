@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from evo.core.baselines import BaselineKind
 from evo.core.records import PYTORCH_IS_RIGHT, Candidate, Verdict
 from fitness.frontend.stages import Stop
+from fitness.gpu.gpu_lock import GpuLock
 from fitness.gpu.runner import NO_KERNEL
 from fitness.tasks.task import load_task
 from fitness.verify import oracle
@@ -172,6 +175,82 @@ def test_kinds_say_what_they_are():
     assert load_task("softmax").timed_against is BaselineKind.SEED and not NO_KERNEL.plans
 
 
+# --- compiling before the GPU is locked ------------------------------------------------------------------------------
+
+
+class NotedCompiler:
+    """In place of `torch.compile`: notes for which sizes it compiled, and whether the GPU was locked then."""
+
+    def __init__(self, monkeypatch, lock: GpuLock | None = None) -> None:
+        self.compiled: list[tuple[int, bool]] = []
+        self._lock = lock
+        monkeypatch.setattr(torch, "compile", self._compile)
+
+    def _compile(self, function: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
+        known: set[Any] = set()
+
+        def call(*arguments: Any) -> Any:
+            (size,) = (a.numel() for a in arguments if isinstance(a, torch.Tensor))
+            if size not in known:
+                known.add(size)
+                self.compiled.append((size, self._lock is not None and self._lock.depth > 0))
+            return function(*arguments)
+
+        return call
+
+
+class Asked:
+    """The connection of a runner's process: requests in order, then it hangs up."""
+
+    def __init__(self, *requests: Any) -> None:
+        self.requests, self.sent = list(requests), []  # type: ignore[var-annotated]
+
+    def recv(self) -> Any:
+        if not self.requests:
+            raise EOFError
+        return self.requests.pop(0)
+
+    def send(self, answer: Any) -> None:
+        self.sent.append(answer)
+
+
+def test_what_a_request_needs_of_the_compiler_is_compiled_before_the_gpu_is_locked(made, monkeypatch, tmp_path):
+    from fitness.gpu import runner_process
+
+    bench = made(LONG).bench
+    bench.task = bench.programs.task = bench.programs.task.with_baseline("compile")
+    bench.stream = SimpleNamespace(synchronize=lambda: None)
+    lock = GpuLock("test", tmp_path)
+    compiler = NotedCompiler(monkeypatch, lock)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(runner_process, "_leave_memory", lambda bench: None)
+    connection = Asked(("prepare", NO_KERNEL))
+    runner_process._serve(connection, bench, lock)  # type: ignore[arg-type]
+    assert compiler.compiled == [(1024, False)]  # the tune case, once
+    waited, report = connection.sent
+    assert waited is None and report.verdict is Verdict.OK and report.timings
+
+
+def test_a_call_that_cannot_be_compiled_says_so_when_it_is_timed(made, monkeypatch):
+    programs = made(LONG).bench.programs
+    task = programs.task.with_baseline("compile")
+    programs.task = replace(task, baseline=lambda x: (lambda y: y.reshape(3, 7), (x,)))
+    NotedCompiler(monkeypatch)
+    programs.compile_ahead([programs.task.timed_against])
+    with pytest.raises(Stop, match=r"torch.compile .TF32 off. cannot be timed: RuntimeError: shape"):
+        programs.another_baseline(programs.task.cases[0], [programs.inputs(programs.task.cases[0], 1)], 1)
+
+
+def test_only_what_is_compiled_is_called_ahead(made, monkeypatch):
+    lab = made(LONG)
+    compiler, before = NotedCompiler(monkeypatch), lab.calls
+    for request in ("prepare", "evaluate", "draw"):
+        lab.bench.compile_ahead(request)  # its baseline is eager
+    assert lab.calls == before and not compiler.compiled
+    lab.bench.compile_ahead("baselines")
+    assert len(compiler.compiled) == 1
+
+
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
@@ -205,6 +284,7 @@ class TestOnGpu:
         with torch.no_grad(), torch.cuda.stream(stream):
             first = oracle.make_inputs(task, task.cases[0], 1, device=device)
             call = BaselineCall(task, BaselineKind.EAGER, first, device, 2)
+            call.build()
             starts = {result.untyped_storage().data_ptr() for result in call._results}
             assert call._pieces and all(any(a <= s < a + n for a, n in call._pieces) for s in starts)
             call.replay()

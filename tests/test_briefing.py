@@ -14,11 +14,12 @@ from fitness.briefing.allowed import allowed, rules, task_lines
 from fitness.briefing.facts import hardware_facts, reference_source, task_facts
 from fitness.briefing.inputs import Arguments
 from fitness.briefing.right import right_lines
+from fitness.estimate.attainable import attainable_us
 from fitness.frontend.compile import OPTIONS
 from fitness.frontend.gate import RULES, gate
 from fitness.frontend.target import TARGETS, get_target
-from fitness.profile.profile import least_us
 from fitness.tasks.task import load_task, task_names
+from fitness.tasks.work import Work
 from fitness.verify.oracle import expect
 from operators.llm.base import TaskFacts
 
@@ -151,7 +152,9 @@ def test_what_a_task_does_not_say_of_its_work_is_counted_from_the_reference(made
     product = task_facts(made(draw, half, reference=reference), TARGET)
     elements = 64 * 64
     assert product["work"]["a"]["bytes"] == 2 * (2 * elements + 1) and product["work"]["a"]["flops"] == 2 * 64**3
-    assert product["work"]["a"]["least_us"] == least_us("float16", 2 * (2 * elements + 1), 2 * 64**3, TARGET)
+    assert product["work"]["a"]["least_us"] == attainable_us(
+        Work(2 * (2 * elements + 1), {"float16": 2 * 64**3}, "counted"), TARGET
+    )
     assert product["bytes_are"] == "those of each tensor argument and of each result, each once"
     needs_values = task_facts(
         made(draw, reference="def reference(x):\n    return x[: int(x.abs().sum()) + 1]\n"), TARGET
@@ -182,7 +185,10 @@ def test_the_facts_are_those_of_the_target():
     gpu = {"name": "NVIDIA H200 X", "copy_bytes_per_s": 4.2e12, "matmul_flops": 7e14}
     measured = hardware_facts(TARGET, gpu)
     assert measured["GPU"].startswith("NVIDIA H200 X") and "4.20 TB/s" in measured["measured here"]
-    slow, fast = (task_facts(load_task("softmax"), TARGET, {"copy_bytes_per_s": r})["work"] for r in (2e12, 4e12))
+    slow, fast = (
+        task_facts(load_task("softmax"), TARGET, {"copy_bytes_per_s": r, "matmul_flops": 7e14})["work"]
+        for r in (2e12, 4e12)
+    )
     assert slow["square"]["least_us"] == 2 * fast["square"]["least_us"]
 
 

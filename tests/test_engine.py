@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
-from evo.core.records import Candidate, Evaluation, Trial, Verdict
+from evo.core.records import Candidate, Evaluation, StopReason, Trial, Verdict
 from evo.search.budget import gpu_seconds
 from evo.search.engine import stored_screen
 from evo.search.strategies import STRATEGIES
+from evo.search.termination import attained, came_to_end
 from tests.engine_support import MeasuringEvaluator, SlowEvaluator, create, facts, resume, search
 
 RULES = [name for name, strategy in STRATEGIES.items() if not strategy.asks]  # those that need no model
@@ -76,6 +77,36 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path: Path, strategy: s
     assert again.replayed == 17
     assert again.trials[:17] == watch.trials
     assert facts(tmp_path / "parts") == facts(tmp_path / "whole")
+
+
+def test_a_kernel_as_fast_as_attainable_ends_the_run(tmp_path: Path) -> None:
+    class Limited(InstantEvaluator):
+        """The seed takes 1.5 times the attainable time, and no kernel more than that much less."""
+
+        def _with(self, evaluation: Evaluation) -> Evaluation:
+            timings = tuple(
+                dataclasses.replace(t, attainable_us=t.baseline_median_us / 1.5) for t in evaluation.timings
+            )
+            return dataclasses.replace(evaluation, timings=timings)
+
+        def prepare(self) -> Evaluation:
+            return self._with(super().prepare())
+
+        def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+            return self._with(super().evaluate(candidate, seed=seed, known=known))
+
+    with create(tmp_path / "on", stop_at_attainable=0.97) as store:
+        outcome = search(store, Limited())
+        assert outcome.reason is StopReason.ATTAINABLE and outcome.spent < 40
+        assert outcome.best is not None
+        shares = [timing.attained for timing in outcome.best.evaluation.timings]
+        assert min(share for share in shares if share is not None) >= 0.97
+        before = [t for t in store.trials() if t.index != outcome.best.index]
+        assert not any(attained(trial, store.info.config) for trial in before)
+        assert came_to_end(store)
+        assert search(store, Limited()).spent == outcome.spent  # going on finds nothing to do
+    with create(tmp_path / "off") as store:
+        assert search(store, Limited()).reason is StopReason.BUDGET
 
 
 def test_more_budget_goes_on_like_a_longer_run(tmp_path: Path) -> None:

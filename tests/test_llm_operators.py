@@ -10,6 +10,7 @@ import pytest
 from evo.core.records import Verdict
 from operators.base import Draft
 from operators.llm.base import ANSWERS, GUIDANCE, InFlight, Prompt, Tried, Unreadable
+from operators.llm.kernel_facts import ROOFLINE, speeds
 from operators.llm.operators import CHANGES, complementary
 from operators.llm.render import clipped, data, line
 from operators.llm.siblings import OTHERS, SIBLINGS
@@ -65,6 +66,13 @@ RENDERED = {
 def test_prompts_are_the_golden_ones(name):
     operator, changes = RENDERED[name]
     assert user(operator, **changes) == (GOLDEN / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_the_share_of_the_roofline_is_that_of_the_timing_if_it_has_one():
+    known = dataclasses.replace(TIMINGS[0], attainable_us=0.25 * TIMINGS[0].median_us)
+    table = speeds(parent(1, SOURCE, timings=(known,)), dataclasses.replace(TASK, work={}))
+    assert table is not None and table.rows[0][table.columns.index(ROOFLINE)] == "25"
+    assert not speeds(parent(1, SOURCE), dataclasses.replace(TASK, work={})).roofline  # of an earlier run
 
 
 def test_the_system_message_is_the_golden_one_and_the_same_for_all():

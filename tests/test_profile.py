@@ -19,7 +19,7 @@ from fitness.profile.profile import NAMES, Subject, from_counters, from_estimate
 from fitness.tasks.task import load_task
 
 H200 = get_target("sm_90")
-GPU = {"copy_bytes_per_s": 4.2e12}
+GPU = {"copy_bytes_per_s": 4.2e12, "matmul_flops": 7.2e14}
 BUILD = {"kernel": "k", "registers": 32, "spill_bytes": 0, "shared_bytes": 0, "num_warps": 4,
          "ptx_features": {"mma_sync": 0, "wgmma": 0, "load_bytes": 16}}  # fmt: skip
 

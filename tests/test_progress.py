@@ -114,6 +114,14 @@ def test_plain_lines_are_throttled_but_for_news() -> None:
     assert verdicts == "verdicts: 4 wrong, 2 ok, 1 timeout"
 
 
+def test_the_best_has_its_share_of_what_is_attainable() -> None:
+    counts = ProgressCounts(10)
+    counts.add(ok_trial(0, 1.0, operator="seed"), replayed=False)
+    assert "attainable" not in counts.best_text()
+    counts.add(ok_trial(1, 4.0, attainable_us=0.2), replayed=False)
+    assert counts.best_text() == "best: 4.00x [3.60, 4.40] estimated, 80% of attainable, trial 1"
+
+
 def test_replayed_trials_print_nothing() -> None:
     progress, out = plain(FakeClock())
     with progress:

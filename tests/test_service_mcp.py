@@ -19,6 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 from evo.core.records import Evaluation, Finding, Verdict, evaluation_to_json
 from evo.service.mcp import _summary
 from evo.service.work import Status
+from tests.engine_support import ok_trial
 from tests.service_support import TOKENS, ServerProcess, source
 
 TOOLS = {
@@ -73,7 +74,8 @@ def test_a_kernel_is_evaluated_in_a_few_lines(server: ServerProcess):
         if each["verdict"] == "ok"
     )
     assert found["state"] == "done" and found["speedup"] > 0 and len(found["ci95"]) == 2
-    assert set(found["per_case"]) == set(found["us"]) == {"square", "wide"}
+    assert set(found["per_case"]) == set(found["us"]) == set(found["attainable_us"]) == {"square", "wide"}
+    assert found["share_of_attainable"] is None  # the evaluator of this service knows no work
     for case, (seed_us, us) in found["us"].items():
         assert seed_us / us == pytest.approx(found["per_case"][case], rel=0.02)
     assert len(json.dumps(found)) < 1200
@@ -148,3 +150,9 @@ def test_over_http_the_token_says_who_asks(tmp_path: Path, monkeypatch: pytest.M
         assert "softmax" in asyncio.run(listed(server, TOKENS["default"]))
         with pytest.raises(Exception):  # noqa: B017  # what the SDK raises for 401 is its own affair
             asyncio.run(listed(server, "another"))
+
+
+def test_an_evaluation_says_what_is_attainable():
+    evaluation = ok_trial(0, 4.0, attainable_us=0.2).evaluation
+    facts = _summary(Status("id", "done", 0.1, 0.2, evaluation_to_json(evaluation)))
+    assert facts["attainable_us"] == {"square": 0.2} and facts["share_of_attainable"] == 0.8

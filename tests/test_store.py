@@ -23,6 +23,7 @@ from evo.core.records import Finding, Proposal, Trial, Verdict
 from evo.storage.folders import FILE
 from evo.storage.model_calls import stored_calls
 from evo.storage.queries import RunReader
+from evo.storage.schema import SCHEMA_VERSION
 from evo.storage.store import Store, check_makeable
 from tests.engine_support import config, create, failed_trial, ok_trial, proposal, resume
 
@@ -363,6 +364,26 @@ def test_settings_of_another_version_are_refused(tmp_path: Path) -> None:
         store._db.execute("UPDATE meta SET value = ? WHERE key = 'config'", (json.dumps(settings),))
     with pytest.raises(StoreError, match=r"'annealing'.*read it with the version that wrote it"):
         RunReader(tmp_path)
+
+
+def test_a_run_of_the_schema_before_is_read_and_goes_on(tmp_path: Path) -> None:
+    with create(tmp_path) as store:
+        fill(store, ok_trial(0, operator="seed"))
+        (text,) = store._db.execute("SELECT evaluation FROM evaluations").fetchone()
+        earlier = json.loads(text)
+        for timing in earlier["timings"]:
+            del timing["attainable_us"]
+        store._db.execute("UPDATE evaluations SET evaluation = ?", (json.dumps(earlier),))
+        store._db.execute("PRAGMA user_version = 2")
+    with RunReader(tmp_path) as run:
+        (trial,) = run.trials()
+        assert trial.evaluation.timings[0].attained is None and trial.evaluation.attained is None
+        assert run._db.execute("PRAGMA user_version").fetchone() == (2,)
+    with resume(tmp_path) as store:
+        fill(store, ok_trial(1, 2.0, attainable_us=0.25))
+    with RunReader(tmp_path) as run:
+        assert [t.evaluation.attained for t in run.trials()] == [None, 0.5]
+        assert run._db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:

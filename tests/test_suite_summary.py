@@ -53,6 +53,15 @@ def test_more_candidates_find_more() -> None:
     assert [row[4].removesuffix(" |") for row in rows] == ["25%", "42%", "50%"]
 
 
+def test_shares_of_the_attainable_speed_are_shown_if_they_are_known() -> None:
+    assert "attainable" not in markdown(KERNELS)
+    known = [replace(k, outcome=replace(k.outcome, attained=0.5)) for k in KERNELS[:3] if k.outcome]
+    text = markdown([replace(known[0], outcome=replace(known[0].outcome, attained=0.02)), *known[1:], *KERNELS[3:]])
+    assert value(text, "share of the attainable speed") == "17% of 3 kernels"  # (0.02 * 0.5 * 0.5) ** (1 / 3)
+    rows = {line[2]: line.split(" | ")[-2] for line in text.splitlines() if line[:5] in ("| a |", "| c |", "| d |")}
+    assert rows == {"a": "2%", "c": "50%", "d": "unknown"}
+
+
 def test_estimates_are_called_estimates() -> None:
     assert "estimated by a model" in markdown([SuiteKernel("a", 1, outcome=outcome("a", 2.0, estimated=True))])
 

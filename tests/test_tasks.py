@@ -7,16 +7,20 @@ once per configuration.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from evo.core.errors import TaskError
 from fitness.frontend.gate import gate
-from fitness.tasks.task import BUILTIN_TASKS, load_task, task_names, task_title
+from fitness.tasks.task import BUILTIN_TASKS, load_task, run_reference, task_names, task_title
+from fitness.verify import compare, oracle
 
 ROOT = Path(__file__).parent.parent
 SEEDS = {name: BUILTIN_TASKS / name / "kernel.py" for name in task_names()}
@@ -89,3 +93,26 @@ def test_kernel_passes_the_gate(stem: str) -> None:
 def test_variant_says_its_task(stem: str) -> None:
     docstring = ast.get_docstring(ast.parse(VARIANTS[stem].read_text())) or ""
     assert f"task: {task_of(stem)}" in docstring.splitlines()
+
+
+LIBRARIES = [name for name in task_names() if (BUILTIN_TASKS / name / "library.py").exists()]
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_the_library_computes_what_the_reference_does(name: str) -> None:
+    task = load_task(name)
+    for case in (case.on_cpu() for case in task.cases):
+        expected = oracle.expect(task, case, 1)
+        library = dataclasses.replace(task, reference=task.library)
+        structure, outputs = run_reference(library, oracle.make_inputs(task, case, 1))
+        assert expected is not None
+        assert compare.compare(expected, structure, outputs, [o.stride() for o in outputs])[1] is None
+
+
+def test_a_task_names_a_library_or_none(tmp_path: Path) -> None:
+    assert len(LIBRARIES) == 10 and load_task("rotary").library is None
+    shutil.copytree(BUILTIN_TASKS / "softmax", tmp_path / "own")
+    assert load_task(tmp_path / "own").hash == load_task("softmax").hash
+    (tmp_path / "own" / "library.py").write_text("library = 3\n")
+    with pytest.raises(TaskError, match=r"library\.py: library must be a function of the reference's arguments; got 3"):
+        _ = load_task(tmp_path / "own").library

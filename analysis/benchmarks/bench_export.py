@@ -98,6 +98,7 @@ def _timing(case: str, speedup: float, rng: random.Random) -> dict[str, Any]:
         "ratio": speedup,
         "ci95": [0.99 * speedup, 1.01 * speedup],
         "estimated": False,
+        "attainable_us": 5.0,
         "terms": {"counts": 1.0, "pairs": 10.0},
     }
 

@@ -20,12 +20,13 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import TYPE_CHECKING
 
+from evo.campaign.allocation import RunProgress
 from evo.campaign.limits import CLAIM, CampaignLimits
 from evo.campaign.shared import SharedEvaluator
 from evo.campaign.spec import Campaign, CampaignRun, check_run
 from evo.core.errors import EvoError, StoreError
 from evo.core.locks import try_lock
-from evo.core.records import GPU_FACTS, Evaluation, StopReason
+from evo.core.records import FIRST_OPERATORS, GPU_FACTS, Evaluation, StopReason
 from evo.core.settings import RunConfig
 from evo.search import termination
 from evo.search.assemble import make_engine
@@ -55,6 +56,7 @@ class Work:
     proposals: None: the whole run; N: propose N and evaluate none; 0: evaluate what is pending, propose none.
     each: evaluations of one run at once, if it proposes nothing.
     conclude: writes the result of a run, if results are wanted.  listener: hears of models that fail.
+    budget: of each run, if it grows while the campaign goes on; None: as the run was begun.
     """
 
     limits: CampaignLimits
@@ -64,6 +66,7 @@ class Work:
     stop: Stop = lambda: False
     conclude: Conclude | None = None
     listener: Listener = field(default_factory=Listener)
+    budget: Callable[[CampaignRun], int] | None = None
 
     @property
     def evaluates(self) -> bool:
@@ -71,6 +74,8 @@ class Work:
 
     def done(self, folder: Path, run: CampaignRun) -> bool:
         """Returns whether nothing is left to do for a run of the campaign in `folder`."""
+        if self.budget is not None and _lacks(folder, run, self.budget(run)):
+            return False
         if finished(folder, run):
             return self.conclude is None or (run.folder(folder) / BEST / EVIDENCE).exists()
         return self.proposals == 0 and not pending(folder, run)
@@ -119,6 +124,30 @@ def pending(folder: Path, run: CampaignRun) -> int:
             return len(reader.pending())
     except StoreError:
         return 1
+
+
+def _lacks(folder: Path, run: CampaignRun, budget: int) -> bool:
+    """Returns whether a run was begun with a smaller budget of candidates."""
+    try:
+        with RunReader(run.folder(folder)) as reader:
+            return reader.info.config.budget < budget
+    except StoreError:  # it has not begun, or executing it says why
+        return False
+
+
+def progress(folder: Path, run: CampaignRun) -> RunProgress | None:
+    """Returns how far a run has come; None if it has not begun or cannot be read."""
+    try:
+        with RunReader(run.folder(folder)) as reader:
+            ended = termination.ended(reader)
+            over = bool(ended) and StopReason.parse(ended) is not StopReason.BUDGET and StopReason.parse(ended).final
+            curve, best = [1.0], reader.best()
+            for trial in (t for t in reader.trials() if t.proposal.operator not in FIRST_OPERATORS):
+                gain = trial.fitness.speedup if trial.fitness and trial.fitness.ci95[0] > 1 else 1.0
+                curve.append(max(curve[-1], gain))
+            return RunProgress(curve, best.evaluation.attained if best is not None else None, over)
+    except StoreError:
+        return None
 
 
 def why_failed(folder: Path, run: CampaignRun) -> str:

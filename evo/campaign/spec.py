@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evo.campaign.allocation import EQUAL, read_budgets
 from evo.campaign.suite import SuiteSelection
 from evo.campaign.variants import MODEL_VARIANTS, VARIANTS
 from evo.core.baselines import check_baseline, chosen_baseline
@@ -69,6 +70,7 @@ SETTINGS = (
     "surrogate",
     "archive_share",
     "guidance",
+    "stop_at_attainable",
 )
 
 
@@ -82,7 +84,12 @@ class CampaignRun:
 
     def folder(self, campaign: Path) -> Path:
         """Returns its run folder below the campaign's."""
-        return runs_folder(campaign) / self.task / self.variant / f"seed-{self.seed}"
+        return runs_folder(campaign) / self.key
+
+    @property
+    def key(self) -> str:
+        """Its folder below that of the campaign's runs: TASK/VARIANT/seed-N."""
+        return f"{self.task}/{self.variant}/seed-{self.seed}"
 
     def __str__(self) -> str:
         return f"{self.task}, {self.variant}, seed {self.seed}"
@@ -116,6 +123,7 @@ class Spec:
     on_gpu: Mapping[str, Any] = field(default_factory=dict)  # settings of all variants if a GPU measures
     baseline: str | None = None
     allow_delegation: float | None = None
+    allocation: str = EQUAL  # one of evo.campaign.allocation.ALLOCATIONS
 
     def config(self, task: str, variant: str, seed: int, device: str) -> RunConfig:
         """Returns the settings of one run.  It has one worker, so that each proposal knows all results before it.
@@ -219,11 +227,12 @@ def read_spec(path: Path) -> Spec:
 
 
 class Campaign:
-    """The folder of a campaign; made by `open`."""
+    """The folder of a campaign; made by `open`.  budgets: of its runs, None if all have the same."""
 
     def __init__(self, folder: Path, spec: Spec, device: str, tasks: Sequence[str]) -> None:
         """device: "" while nothing was evaluated.  tasks: the names of those in the spec, in its order."""
         self.folder, self.spec, self.device = folder, spec, device
+        self.budgets = None if spec.allocation == EQUAL else read_budgets(folder, spec.trials)
         self._paths = dict(zip(tasks, spec.tasks, strict=True))
 
     @classmethod
@@ -294,8 +303,12 @@ class Campaign:
     def config(self, run: CampaignRun) -> RunConfig:
         """Returns the settings of a run.  Raises ConfigError if it cannot begin without a seed kernel."""
         path = self._paths[run.task]
-        config = self.spec.config(path, run.variant, run.seed, self.device)
+        config = self.spec.config(path, run.variant, run.seed, self.device).with_budget(self.budget(run))
         return config if has_kernel(path) else _without_kernel(config, self.spec.baseline)
+
+    def budget(self, run: CampaignRun) -> int:
+        """Returns the candidates of a run: its equal share, or what was allocated to it so far."""
+        return self.spec.trials if self.budgets is None else self.budgets.budget(run.key)
 
     def as_set(self, task: Task) -> Task:
         """Returns the task with its baseline in this campaign, and with what it leaves to PyTorch."""
@@ -318,6 +331,7 @@ class Campaign:
             "device": self.device,
             "suite": self.spec.suite.name if self.spec.suite else None,
             "baseline": self.spec.baseline,
+            "allocation": self.spec.allocation,
             "versions": dict(versions),
         }
         frozen = json.loads(json.dumps(frozen))  # as it will be read
@@ -332,6 +346,7 @@ class Plan:
     tasks: Mapping[str, str]  # hashes by name
     seeds: tuple[int, ...]
     baseline: str | None = None  # of tasks without a seed kernel
+    allocation: str = EQUAL
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -345,7 +360,8 @@ class Plan:
 def read_plan(folder: Path) -> Plan:
     """Returns the plan of the campaign in `folder`.  Raises StoreError without one, or if its file is damaged."""
     frozen = _read_frozen(folder)
-    return Plan(frozen["variants"], frozen["tasks"], tuple(frozen["seeds"]), frozen.get("baseline"))
+    return Plan(frozen["variants"], frozen["tasks"], tuple(frozen["seeds"]), frozen.get("baseline"),
+                frozen.get("allocation", EQUAL))  # fmt: skip
 
 
 def check_run(folder: Path, run: CampaignRun, info: RunInfo) -> None:
@@ -363,7 +379,7 @@ def check_run(folder: Path, run: CampaignRun, info: RunInfo) -> None:
         raise _damaged(folder, f"no settings known here for variant {run.variant} ({error})") from error
     expected["task hash"] = plan.tasks.get(run.task)
     got = _comparable(_settings(info.config)) | {"task hash": info.task_hash}
-    free = () if info.environment else _OF_DEVICE
+    free = (() if info.environment else _OF_DEVICE) + (() if plan.allocation == EQUAL else ("budget",))
     differing = [
         f"{name} {got[name]!r} instead of {expected[name]!r}"
         for name in got

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evo.campaign import allocation
 from evo.cli import campaigns, common, suite, summaries
 from evo.core.errors import ConfigError
+from evo.core.settings import STOP_AT
 
 if TYPE_CHECKING:
     from evo.campaign.spec import Spec
@@ -46,6 +48,14 @@ def add(commands: Any) -> None:
         metavar="N",
         help="candidates a search (default: 64); 0: seed kernels of a suite beside PyTorch alone",
     )
+    bench.add_argument(
+        "--allocation",
+        default=allocation.EQUAL,
+        metavar="KIND",
+        help="equal (default): --budget candidates for each search; headroom: as many in the mean, more for searches "
+        "that progress and are far from the attainable speed",
+    )
+    common.add_stop(bench, f"{STOP_AT:g}; off with several strategies, which have equal budgets")
     bench.add_argument(
         "--strategy",
         default="evolve",
@@ -102,7 +112,7 @@ def _spec(arguments: argparse.Namespace, chosen: SuiteSelection | None) -> Spec:
     """Returns the campaign that the arguments describe: each strategy is a variant."""
     from evo.campaign.spec import Spec
     from evo.core.baselines import check_baseline
-    from evo.core.settings import check_share, out_of_range
+    from evo.core.settings import OFF, check_share, out_of_range, share_to_stop
     from evo.llm.models import read_models
     from evo.search.strategies import find_strategy
 
@@ -110,6 +120,8 @@ def _spec(arguments: argparse.Namespace, chosen: SuiteSelection | None) -> Spec:
     check_share(arguments.allow_delegation)
     models = read_models(arguments.model, arguments.models)
     strategies = _names("--strategy", arguments.strategy)
+    given = arguments.stop_at_attainable
+    stop = share_to_stop(given if given is not None else STOP_AT if len(strategies) == 1 else OFF)
     for strategy in strategies:
         if find_strategy(strategy).asks and not models:
             raise ConfigError(
@@ -127,14 +139,29 @@ def _spec(arguments: argparse.Namespace, chosen: SuiteSelection | None) -> Spec:
         tokens=None,
         target=arguments.target,
         models=models,
-        base=_guidance(arguments.guidance, models),
+        base={**_guidance(arguments.guidance, models), "stop_at_attainable": stop},
         own={strategy: {"strategy": strategy} for strategy in strategies},
         suite=chosen,
         llm_slots=arguments.llm_concurrency or 1,
         on_gpu=UNSCREENED,
         baseline=arguments.baseline,
         allow_delegation=arguments.allow_delegation,
+        allocation=_allocation(arguments, strategies),
     )
+
+
+def _allocation(arguments: argparse.Namespace, strategies: tuple[str, ...]) -> str:
+    chosen: str = arguments.allocation
+    if chosen not in allocation.ALLOCATIONS:
+        raise ConfigError(f"--allocation: expected {' or '.join(allocation.ALLOCATIONS)}, got {chosen!r}")
+    if chosen != allocation.EQUAL and len(strategies) > 1:
+        raise ConfigError(
+            f"--allocation {chosen}: expected one strategy, got {', '.join(strategies)}: strategies are compared at "
+            f"equal budgets; leave it out"
+        )
+    if chosen != allocation.EQUAL and (arguments.propose_only is not None or arguments.evaluate_only):
+        raise ConfigError(f"--allocation {chosen}: expected whole searches, got halves; leave it out")
+    return chosen
 
 
 def _guidance(given: str | None, models: tuple[Model, ...]) -> Mapping[str, str]:

@@ -215,13 +215,35 @@ class _Call:
             if checking is not None:
                 common.one_thread_each()
                 stack.enter_context(checking)
-            if self.processes > 1:
-                code = self._shared(-(-workers // self.processes), checking)
-            else:
-                code, failed = self._executed(workers, look)
+            for _ in self._rounds():
+                if self.processes > 1:
+                    code = self._shared(-(-workers // self.processes), checking)
+                else:
+                    code, failed = self._executed(workers, look)
+                if code in (common.EXIT_INTERRUPTED, common.EXIT_LIMIT):
+                    break
             if code == common.EXIT_INTERRUPTED and checking is not None:
                 checking.stop()
         return Ended(self._code(code), failed, self._lines())
+
+    def _rounds(self) -> Iterator[None]:
+        """Yields once; with an allocation again for each round in which runs get more candidates."""
+        from evo.campaign import allocation
+        from evo.campaign.runner import progress
+
+        yield
+        while self.campaign.budgets is not None:
+            number = self.campaign.budgets.round_number + 1
+            found = {run.key: progress(self.folder, run) for run in self.runs()}
+            known = {run: made for run, made in found.items() if made is not None}
+            more = allocation.next_budgets(known, self.spec.trials, number)
+            if not more:
+                return
+            budgets = {run: self.campaign.budgets.budget(run) for run in known} | more
+            self.campaign.budgets = dataclasses.replace(self.campaign.budgets, round_number=number, of=budgets)
+            allocation.write_budgets(self.folder, self.campaign.budgets)
+            common.say(f"round {number} of {allocation.ROUNDS}: {counted(len(more), 'run')} get more candidates")
+            yield
 
     def _lines(self) -> dict[str, int]:
         """Returns the lines of code of each kernel."""
@@ -296,9 +318,10 @@ class _Call:
         """Executes the runs that no other process executes; returns the exit code, and the runs that failed."""
         from evo.campaign.runner import counter
 
-        runs = self.runs()
-        done = counter(self.folder, runs, self.work.done)
-        work = self.work
+        runs, work = self.runs(), self.work
+        if self.campaign.budgets is not None:
+            work = dataclasses.replace(work, budget=self.campaign.budget)
+        done = counter(self.folder, runs, work.done)
         if work.proposals == 0 and self.campaign.device == "gpu":  # fewer runs than workers evaluate several at once
             work = dataclasses.replace(work, each=max(1, workers // max(1, len(runs) - done())))
         ended = run_campaign(self.campaign, self._arriving(look), workers, work, done, self.total, self._factory)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evo.core.errors import ConfigError, how_to_install
+from evo.core.settings import STOP_AT
 from evo.search.listener import Listener
 
 if TYPE_CHECKING:
@@ -99,6 +100,16 @@ def add_baseline(parser: argparse.ArgumentParser) -> None:
         const=HALF,
         metavar="SHARE",
         help=f"PyTorch may do part of the work; own kernels do at least SHARE of it (without a number: {HALF})",
+    )
+
+
+def add_stop(parser: argparse._ActionsContainer, said: str = f"{STOP_AT:g}") -> None:
+    """When the attainable speed ends a search; said: what holds without the option."""
+    parser.add_argument(
+        "--stop-at-attainable",
+        metavar="SHARE",
+        help="a search ends once its best kernel has this share of the attainable speed in every tune case; off: it "
+        f"goes on (default: {said})",
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.cli import common
+from evo.core.text import of_attainable
 
 if TYPE_CHECKING:
     from evo.core.records import Evaluation
@@ -63,6 +64,7 @@ def _facts(path: Path, evaluation: Evaluation, baseline: str) -> dict[str, Any]:
         "ci95": list(fitness.ci95) if fitness else None,
         "estimated": evaluation.estimated,
         "baseline": baseline,
+        "attained": evaluation.attained,
         "own_share": evaluation.check.own_share if evaluation.check else None,
     }
 
@@ -72,7 +74,8 @@ def _in_words(facts: dict[str, Any], compared: str) -> str:
         low, high = facts["ci95"]
         kind = " estimated" if facts["estimated"] else ""
         own = "" if facts["own_share"] == 1 else f"; own kernels wrote {facts['own_share']:.0%} of the outputs"
-        return f"{facts['kernel']}: ok, {facts['speedup']:.2f}x [{low:.2f}, {high:.2f}]{kind} {compared}{own}"
+        speedup = f"{facts['speedup']:.2f}x [{low:.2f}, {high:.2f}]{kind} {compared}"
+        return f"{facts['kernel']}: ok, {speedup}{of_attainable(facts['attained'])}{own}"
     lines = [f"{facts['kernel']}: {facts['verdict']} at stage {facts['stage']}: {facts['message']}"]
     lines += [f"  line {f['line']}: {f['rule']}: {f['message']}" for f in facts["findings"]]
     return "\n".join(lines)

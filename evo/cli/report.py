@@ -44,6 +44,7 @@ def _bounds(info: RunInfo) -> Bounds:
     """Returns the work of the task's cases and the ceilings: measured ones if the run was, else the target's peaks."""
     from analysis.report import Bounds
     from evo.api import load_task
+    from fitness.estimate.attainable import bytes_per_s, flops_per_s
     from fitness.frontend.target import from_spec
     from fitness.tasks.task import ChangedTaskError
 
@@ -56,16 +57,15 @@ def _bounds(info: RunInfo) -> Bounds:
     if task.flops is None or task.bytes is None:
         return Bounds()
     work = {case.name: (float(task.flops(case)), float(task.bytes(case))) for case in task.cases}
-    measured = info.environment
-    if "copy_bytes_per_s" in measured and "matmul_flops" in measured:
-        rates = float(measured["copy_bytes_per_s"]), float(measured["matmul_flops"])
-        return Bounds(work, *rates, f"measured on the GPU, {_rates(*rates)} (copying; bfloat16 matrix product)")
+    there = info.environment
+    gpu = there if "copy_bytes_per_s" in there and "matmul_flops" in there else None
     try:
-        target, dtype = from_spec(measured.get(GPU_FACTS, info.config.target)), task.cases[0].dtype
+        target, dtype = from_spec(there.get(GPU_FACTS, info.config.target)), task.cases[0].dtype
     except ConfigError as error:  # of a plug-in, which reading a run does not need
         return Bounds(problem=f"the rates of its target are not known here: {error}")
-    rates = target.dram_bytes_per_s, target.tensor_flops.get(dtype, target.tensor_flops["float16"])
-    return Bounds(work, *rates, f"peaks of {target.device_name} by its data sheet, {_rates(*rates)} (tensor cores)")
+    rates = bytes_per_s(target, gpu), flops_per_s(dtype, target, gpu)
+    source = "measured on the GPU" if gpu else f"what kernels reach of the data sheet of {target.device_name}"
+    return Bounds(work, *rates, f"{source}, {_rates(*rates)} (copying; {dtype} matrix products)")
 
 
 def _rates(bytes_per_s: float, flops_per_s: float) -> str:

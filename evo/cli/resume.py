@@ -24,6 +24,7 @@ def add(commands: Any) -> None:
     )
     resume.add_argument("--max-tokens", type=int, metavar="N", help="another hard limit on tokens, in total")
     resume.add_argument("--max-usd", type=float, metavar="X", help="another hard limit on dollars, in total")
+    common.add_stop(resume, "as the run was started")
     resume.add_argument("--gpus", metavar="N|all", help="another number of GPUs (default: as the run was started)")
     resume.add_argument(
         "--ray-address", metavar="ADDRESS", help="another Ray cluster (default: as the run was started)"
@@ -41,7 +42,7 @@ def add(commands: Any) -> None:
 def _resume(arguments: argparse.Namespace) -> int:
     from evo import api
 
-    names = ("budget", "gpu_seconds", "max_tokens", "max_usd", "gpus", "ray_address", "workers")
+    names = ("budget", "gpu_seconds", "max_tokens", "max_usd", "gpus", "ray_address", "workers", "stop_at_attainable")
     settings = {name: getattr(arguments, name) for name in names}
     progress = CommandLine()
     result = api.resume(arguments.folder, models=arguments.model, progress=progress, **settings)

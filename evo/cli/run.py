@@ -28,6 +28,7 @@ _SETTINGS = {
     **{name: name for name in ("budget", "seed", "strategy", "operators", "islands", "workers", "target", "gpus")},
     **{name: name for name in ("ray_address", "gpu_seconds", "screen_budget")},
     **{name: name for name in ("llm_concurrency", "max_tokens", "max_usd", "guidance", "baseline", "allow_delegation")},
+    "stop_at_attainable": "stop_at_attainable",
     "model": "models",
     "models": "models_file",
 }
@@ -46,6 +47,7 @@ def add(commands: Any) -> None:
         help=f"candidates to evaluate (default: {DEFAULT_BUDGET})",
     )
     run.add_argument("--gpu-seconds", type=float, metavar="X", help="the run ends when a GPU measured for so long, too")
+    common.add_stop(run)
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: runs/TASK-NUMBER)")
     run.add_argument("--seed", type=int, default=0, metavar="S", help="of all randomness (default: 0)")
     run.add_argument(

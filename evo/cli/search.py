@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from evo.cli import common
-from evo.core.text import counted, quoted
+from evo.core.text import counted, of_attainable, quoted
 from evo.search.listener import Stop, Terminal
 
 if TYPE_CHECKING:
@@ -95,11 +95,12 @@ def _show_none(result: Result, interrupted: bool) -> int:
 
 def _show_best(best: BestKernel, baseline: BaselineKind) -> None:
     if best.trial == 0:
-        common.say("nothing faster than the seed was found; best/kernel.py is the seed")
+        attained = of_attainable(best.attained)
+        common.say(f"nothing faster than the seed was found; best/kernel.py is the seed{attained}")
         return
     if best.patch:
         common.say(f"\n{best.patch}")
-    common.say(f"best: {best} {baseline.compared}, trial {best.trial}")
+    common.say(f"best: {best} {baseline.compared}{of_attainable(best.attained)}, trial {best.trial}")
     if best.estimated:
         common.say("      estimated: a model of the target computed it, no GPU measured it")
     if best.own_share < 1:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from evo.core.baselines import BaselineKind
 from evo.core.records import FIRST_OPERATORS, Candidate, Evaluation, OperatorRef, Profile, Proposal, Timing, Trial
+from evo.core.text import of_attainable
 from evo.search.budget import gpu_seconds
 from evo.storage.best import best_source, diff, read_result
 from evo.storage.queries import ModelUse, OperatorCredit, RunReader
@@ -37,7 +38,8 @@ def show_run(run: RunReader, console: Console) -> None:
         say(f"last event: {kind} ({text})")
     best = run.best()
     if best is not None and best.fitness is not None:
-        say(f"best: {best.fitness} {config.baseline_kind.compared}, trial {best.index}", "green")
+        attained = of_attainable(best.evaluation.attained)
+        say(f"best: {best.fitness} {config.baseline_kind.compared}{attained}, trial {best.index}", "green")
     elif config.baseline_kind.pytorch:
         say(f"no right kernel yet; speedups are over {config.baseline_kind.text}", "yellow")
     result = read_result(run)
@@ -90,7 +92,7 @@ def _show_evaluation(trial: Trial, baseline: BaselineKind, console: Console) -> 
     say = _printer(console)
     say(f"verdict: {evaluation.verdict} at stage {evaluation.stage}", "green" if trial.fitness else "yellow")
     if trial.fitness:
-        say(f"speedup: {trial.fitness} {baseline.compared}", "green")
+        say(f"speedup: {trial.fitness} {baseline.compared}{of_attainable(evaluation.attained)}", "green")
     if evaluation.message:
         say(f"message: {evaluation.message}")
     if evaluation.duplicate_of:
@@ -131,6 +133,8 @@ def _print_timing(timing: Timing, baseline: BaselineKind, console: Console) -> N
     title = (
         f"case {timing.case}: {ours:.2f} µs, {name} {seed:.2f} µs, {timing.ratio:.2f}x [{low:.2f}, {high:.2f}] {kind}"
     )
+    if timing.attainable_us is not None:
+        title += f"; attainable {timing.attainable_us:.2f} µs{of_attainable(timing.attained)}"
     rows = ((name, f"{us:.3f}") for name, us in sorted(timing.terms.items(), key=lambda item: -item[1]))
     _print_table(console, title, ("term", "µs" if timing.estimated else "value"), rows)
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo.cli import common, task_by_model
+from evo.cli import common, task_by_model, task_times
 from evo.core.errors import ConfigError
 from evo.core.text import quoted
 
@@ -43,6 +43,7 @@ def add(commands: Any) -> None:
     new.add_argument("--function", metavar="NAME", help="the function of MODEL.py, if it has several")
     task_by_model.add_options(new)
     new.set_defaults(command=_new_task)
+    task_times.add(subcommands)
     check = subcommands.add_parser(
         "check",
         help="whether kernels that do not do their work fail a task",

@@ -69,6 +69,7 @@ class StopReason(enum.StrEnum):
     EXHAUSTED = "search space exhausted"
     STRATEGY = "the strategy ended the search"  # a strategy may store a text of its own instead
     LIMIT = "limit on tokens or dollars reached"
+    ATTAINABLE = "the best kernel is as fast as attainable"
     CAMPAIGN_LIMIT = "limit of the campaign reached"
     INTERRUPTED = "interrupted"
     SILENT = "no model answers"
@@ -89,7 +90,8 @@ class StopReason(enum.StrEnum):
     @property
     def final(self) -> bool:
         """Whether the run came to its end; if not, there was more to do."""
-        return self in (StopReason.BUDGET, StopReason.EXHAUSTED, StopReason.STRATEGY, StopReason.LIMIT)
+        ends = (StopReason.BUDGET, StopReason.EXHAUSTED, StopReason.STRATEGY, StopReason.LIMIT, StopReason.ATTAINABLE)
+        return self in ends
 
 
 # The stages at which a candidate can end.  "answer": a language model's answer without a new source.  "verify": without
@@ -309,6 +311,9 @@ class Timing:
     ci95: tuple[float, float]
     estimated: bool
     terms: Mapping[str, float] = field(default_factory=dict)
+    # The least time in which the GPU moves the bytes and does the operations of the case (docs/estimate.md): by what it
+    # reached when it was measured, or for an estimate by its data sheet.  None if unknown, as in earlier runs.
+    attainable_us: float | None = None
 
     def __post_init__(self) -> None:
         if not self.samples_us or not self.baseline_us:
@@ -325,6 +330,11 @@ class Timing:
     def baseline_median_us(self) -> float:
         """The median time of the seed kernel, or of PyTorch, in microseconds."""
         return statistics.median(self.baseline_us)
+
+    @property
+    def attained(self) -> float | None:
+        """The attainable time over the median time: 1 if nothing can be faster; None if it is not known."""
+        return None if self.attainable_us is None else self.attainable_us / self.median_us
 
     @property
     def significant(self) -> bool:
@@ -383,6 +393,13 @@ class Evaluation:
     def fitness(self) -> Fitness | None:
         """The speedup over the seed kernel, with its interval; None unless the verdict is OK."""
         return score(self)
+
+    @property
+    def attained(self) -> float | None:
+        """Geometric mean over the tune cases of attainable time / time; None if one of them is not known."""
+        shares = [t.attained for t in self.timings]
+        known = [share for share in shares if share is not None]
+        return _geometric_mean(known) if known and len(known) == len(shares) else None
 
     @property
     def speedup(self) -> float | None:

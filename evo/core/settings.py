@@ -35,7 +35,7 @@ _OPTIONS = {"screen_budget": "--screen-budget"} | {n: f"--{n}" for n in ("budget
 _NAMES = {"llm_slots": "--llm-concurrency"}  # of numbers with another name on the command line
 
 # Fields with a check beyond their type.
-_RANGED = (*_RANGES, "allow_delegation", "archive_share", "max_tokens", "max_usd", "gpu_seconds")
+_RANGED = (*_RANGES, "allow_delegation", "archive_share", "max_tokens", "max_usd", "gpu_seconds", "stop_at_attainable")
 
 DEVICES = ("cpu", "gpu")
 # If a GPU measures, estimates of 12 drafts cost more than they gain; estimates of 4 pay (docs/ablations.md).
@@ -43,6 +43,8 @@ GPU_SCREEN_BUDGET = 4
 # Up to two thirds of what rules proposed for kernels of suites were duplicates: of kernels that no case launches, or by
 # options that change nothing.  One compilation finds that out.
 REDRAFTS = 8
+# A kernel with this share of the attainable speed in every tune case has next to nothing left to gain.
+STOP_AT, OFF = 0.97, "off"
 GUIDANCE = ("digest", "raw", "none")  # those of operators.llm.base, whose import would slow --help
 
 
@@ -86,6 +88,8 @@ class RunConfig:
     # The least share of the work that own kernels do, if PyTorch may do the rest; None: as the task says.
     allow_delegation: float | None = None
     gpu_seconds: float | None = None  # of all evaluations together, as evo.search.budget counts them; None: no limit
+    # The share of the attainable speed that ends the run once the best kernel has it in every tune case; None: no end.
+    stop_at_attainable: float | None = None
     # Of what the settings above name and evo does not bring.  Found when the run starts, and kept since: reading a run
     # never needs a plug-in.
     plugins: tuple[PluginRecord, ...] = ()
@@ -116,6 +120,7 @@ class RunConfig:
             raise ConfigError(f"baseline: expected one of {known}, got {self.baseline!r}")
         check_share(self.allow_delegation)
         check_limit("--gpu-seconds", self.gpu_seconds)
+        check_stop(self.stop_at_attainable)
         self._check_models()
 
     def _used_plugins(self) -> tuple[PluginRecord, ...]:
@@ -234,6 +239,28 @@ def check_share(share: Any) -> None:
             f"--allow-delegation: expected the share of own kernels, from 0 to less than 1, got {share!r}; give "
             f"another, or none for 0.5"
         )
+
+
+def check_stop(share: Any) -> None:
+    """Raises ConfigError unless it is a share of the attainable speed that can end a run, or None."""
+    number = isinstance(share, int | float) and not isinstance(share, bool)
+    if share is not None and not (number and 0 < share <= 1):
+        raise ConfigError(
+            f"--stop-at-attainable: expected a share above 0 and at most 1, or off, got {share!r}; {STOP_AT:g} is the "
+            f"default"
+        )
+
+
+def share_to_stop(given: float | str | None) -> float | None:
+    """Returns the share of the attainable speed that ends a run; None for "off".  Raises ConfigError."""
+    if given in (None, OFF):
+        return None
+    try:
+        share = float(given)  # type: ignore[arg-type]  # checked just below
+    except (TypeError, ValueError):
+        share = given  # type: ignore[assignment]
+    check_stop(share)
+    return share
 
 
 def check_limit(name: str, limit: Any) -> None:

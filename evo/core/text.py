@@ -50,6 +50,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+def of_attainable(share: float | None) -> str:
+    """Returns e.g. ", 83% of attainable", to follow a speedup; "" if the share is not known."""
+    return "" if share is None else f", {share:.0%} of attainable"
+
+
 def counted(number: int, noun: str) -> str:
     """Returns e.g. "1 run", "2 runs"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

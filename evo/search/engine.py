@@ -24,12 +24,12 @@ from evo.core.records import (
     Trial,
     Verdict,
 )
-from evo.core.settings import RunConfig
 from evo.llm.prompt_scheduler import PromptScheduler
 from evo.llm.queue import ModelQueue
 from evo.search.archive import Archive
 from evo.search.budget import MOST_GPU_S, Budget, gpu_seconds
 from evo.search.scheduler import Scheduler
+from evo.search.termination import attained
 from evo.storage.ledger import CANDIDATES, GPU_SECONDS, Account
 from evo.storage.model_calls import ModelCall, Question
 from evo.storage.store import Store
@@ -124,7 +124,7 @@ class Engine:
     ) -> None:
         if (evaluator is None) != (task_seed is None):
             raise ValueError("expected an evaluator with its evaluation of the seed, or neither")
-        config: RunConfig = store.info.config
+        self._config = config = store.info.config
         self._store, self._evaluator, self._score = store, evaluator, score
         self._task_seed, self._seed = task_seed, Candidate(seed_source)
         self._observers, self._stop = observers, stop
@@ -210,6 +210,8 @@ class Engine:
             return StopReason.INTERRUPTED
         if early := self._early():
             return early
+        if attained(self._archive.best, self._config):
+            return StopReason.ATTAINABLE
         if self._scheduler.ended:
             return StopReason.STRATEGY
         if self._queue is not None and self._queue.ended:
@@ -248,7 +250,7 @@ class Engine:
 
     def _may_propose(self) -> bool:
         """Returns whether the budget has room; each question in flight will be a proposal."""
-        if self._early():
+        if self._early() or attained(self._archive.best, self._config):
             return False
         most = self._budget.left()
         if self._proposals is not None:

@@ -13,7 +13,7 @@ from evo.core.baselines import check_baseline, chosen_baseline
 from evo.core.errors import ConfigError
 from evo.core.models import Answerer, CallableModel, Model
 from evo.core.records import OperatorRef
-from evo.core.settings import GUIDANCE, REDRAFTS, SEED_RANGE, RunConfig
+from evo.core.settings import GUIDANCE, REDRAFTS, SEED_RANGE, STOP_AT, RunConfig, share_to_stop
 from evo.llm.models import read_models, split_models
 from evo.search import assemble, evaluators
 from evo.search.strategies import Strategy, find_strategy, strategy_of
@@ -52,6 +52,7 @@ class Settings(TypedDict, total=False):
     guidance: str | None
     baseline: str | None
     allow_delegation: float | None
+    stop_at_attainable: float | str | None
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ def read_settings(task: AnyTask, settings: Settings, *, proposes: bool = True) -
         gpus=gpus,
         ray_address=settings.get("ray_address"),
         gpu_seconds=settings.get("gpu_seconds"),
+        stop_at_attainable=share_to_stop(settings.get("stop_at_attainable", STOP_AT)),
         screen_budget=RunConfig.screen_budget if screen_budget is None else screen_budget,
         redrafts=REDRAFTS,
         frozen_parents=True,

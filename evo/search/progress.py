@@ -15,7 +15,7 @@ from rich.text import Text
 
 from evo.core.records import FIRST_OPERATORS, Fitness, Trial, Verdict, surely_faster
 from evo.core.settings import RunConfig
-from evo.core.text import counted
+from evo.core.text import counted, of_attainable
 from evo.search.budget import Budget, gpu_seconds
 
 if TYPE_CHECKING:
@@ -123,7 +123,8 @@ class ProgressCounts:
     def best_text(self) -> str:
         if self.best is None or self.best.fitness is None:
             return "best: none yet"
-        return f"best: {self.best.fitness}, trial {self.best.index}"
+        attained = of_attainable(self.best.evaluation.attained)
+        return f"best: {self.best.fitness}{attained}, trial {self.best.index}"
 
     def verdict_text(self) -> str:
         return ", ".join(f"{n} {verdict}" for verdict, n in self.verdicts.most_common())

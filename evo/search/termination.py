@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evo.core.records import StopReason
+from evo.core.records import StopReason, Trial
 from evo.core.settings import RunConfig
 from evo.search.budget import Budget
 from evo.storage.queries import RunReader
@@ -26,8 +26,18 @@ def ended(run: RunReader) -> str:
     return "".join(text for kind, text in last if kind == "ended")
 
 
+def attained(best: Trial | None, config: RunConfig) -> bool:
+    """Returns whether the best kernel has the share of the attainable speed that ends a run, in every tune case."""
+    if config.stop_at_attainable is None or best is None or not best.proposal.is_kernel:
+        return False
+    shares = [timing.attained for timing in best.evaluation.timings]
+    return bool(shares) and all(share is not None and share >= config.stop_at_attainable for share in shares)
+
+
 def is_over(run: RunReader, config: RunConfig) -> bool:
-    """Returns whether a run has spent the budget of `config`."""
+    """Returns whether a run has spent the budget of `config`, or has a kernel that ends it."""
+    if config.stop_at_attainable is not None and attained(run.best(), config):
+        return True
     budget = Budget(config.budget, config.gpu_seconds)
     for trial in run.trials():
         budget.spend(trial)

@@ -103,7 +103,8 @@ class _Tools:
     async def evaluate_kernel(self, task: TaskName, source: Source, ctx: Context, wait_s: WaitS = 120) -> Facts:
         """Evaluates a kernel: verdict, what is wrong with it, or its speedup over the seed kernel.
 
-        `us`: microseconds by case, the seed kernel's and this one's; `compiled`: what the compiler made of each kernel.
+        `us`: microseconds by case, the seed kernel's and this one's; `attainable_us`: the least that this GPU takes;
+        `compiled`: what the compiler made of each kernel.
         If it is not done in time, the state is queued or running; call it again with the same source.
         """
         (status,) = await self._evaluated(task, [source], ctx, wait_s)
@@ -172,7 +173,7 @@ class _Tools:
             facts |= {
                 "candidates": result.spent.candidates,
                 "budget": result.config.budget,
-                "best": best and {"trial": best.trial, **_figures(best)},
+                "best": best and {"trial": best.trial, **_figures(best), "share_of_attainable": best.attained},
                 "stop_reason": plain(result.stop_reason),
             }
         return facts
@@ -241,6 +242,8 @@ def _summary(status: Status) -> Facts:
         **facts,
         **_figures(fitness),
         "us": us,
+        "attainable_us": {t.case: t.attainable_us and float(f"{t.attainable_us:.4g}") for t in evaluation.timings},
+        "share_of_attainable": evaluation.attained and round(evaluation.attained, 4),
         "compiled": resources(evaluation.builds, evaluation.frozen_source),
     }
 

@@ -157,6 +157,8 @@ def _figures(info: RunInfo, best: Trial) -> dict[str, object]:
         "estimated": fitness.estimated,
         "own_share": best.evaluation.check.own_share if found and best.evaluation.check else None,
         "per_case": dict(fitness.per_case) if found else {},
+        "attainable_us": {t.case: t.attainable_us for t in best.evaluation.timings},
+        "attained": best.evaluation.attained if found else None,
         "frozen": bool(best.evaluation.frozen_source),
         "versions": dict(info.versions),
     }

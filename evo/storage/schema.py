@@ -16,7 +16,9 @@ from evo.core.text import quoted
 from evo.storage import folders
 from evo.storage.folders import FILE
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+# Timings of version 2 have no attainable time; tables are the same.
+_READABLE = (2, SCHEMA_VERSION)
 APPLICATION_ID = 0x65766F31  # "evo1": identifies a run among SQLite files.
 _BUSY_S = 10.0  # readers hold no locks that a writer waits for in WAL mode, but a checkpoint may
 
@@ -169,7 +171,7 @@ def connect_to_read(folder: Path) -> sqlite3.Connection:
     except sqlite3.DatabaseError as error:
         db.close()
         raise damaged(path, error) from error
-    if application != APPLICATION_ID or version != SCHEMA_VERSION:
+    if application != APPLICATION_ID or version not in _READABLE:
         db.close()
         found = f"schema {version}" if application == APPLICATION_ID else "another program's database"
         raise StoreError(
@@ -200,6 +202,8 @@ def connect_to_write(folder: Path, *, check_same_thread: bool = True) -> sqlite3
     # In WAL mode NORMAL survives a killed process; a power cut may cost the last transactions, never the file.
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA foreign_keys = ON")
+    if db.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:  # a run of an earlier version goes on
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     return db
 
 

@@ -15,8 +15,8 @@ from evo.core.records import Case
 from fitness.briefing.allowed import task_lines
 from fitness.briefing.inputs import Arguments
 from fitness.briefing.right import right_lines
+from fitness.estimate.attainable import attainable_us
 from fitness.frontend.target import Target
-from fitness.profile.profile import least_us
 from fitness.tasks.scaffold import MODEL_MARK
 from fitness.tasks.task import Task
 
@@ -93,22 +93,18 @@ def _model_source(text: str, task: Task) -> str:
 
 
 def work(arguments: Arguments, case: Case, target: Target, gpu: Mapping[str, Any] | None) -> dict[str, float]:
-    """Returns "bytes" that a case moves at least, its "flops" if they are known, and "least_us" for both.
+    """Returns "bytes" that a case moves at least, its "flops" if they are known, and "least_us", its attainable time.
 
-    What task.py does not say is counted: `arguments.counted`.  If nothing can be counted, the bytes are those of the
-    arguments, each once, and not for the least time.
+    If nothing can be counted, the bytes are those of the arguments, each once, and there is no attainable time.
     """
-    task = arguments.task
-    counted = {} if task.bytes and task.flops else arguments.counted(case)
-    moved = task.bytes(case) if task.bytes else counted.get("bytes")
-    flops = task.flops(case) if task.flops else counted.get("flops")
-    found = {"bytes": moved or arguments.bytes(case)}
-    if flops:
+    needed = arguments.work(case)
+    if needed is None:
+        return {"bytes": arguments.bytes(case)}
+    found = {"bytes": needed.bytes or arguments.bytes(case)}
+    if flops := sum(needed.flops.values()):
         found["flops"] = flops
-    # float32 products of several narrower ones may be faster than float32 arithmetic.
-    bound = flops if task.flops or case.dtype != "float32" else None
-    if moved or bound:
-        found["least_us"] = least_us(case.dtype, moved, bound, target, gpu)
+    if least := attainable_us(needed, target, gpu):
+        found["least_us"] = least
     return found
 
 
@@ -117,8 +113,8 @@ def _bytes_are(arguments: Arguments) -> str:
     task = arguments.task
     if task.bytes is not None:
         return ""
-    tuned = [case for case in task.cases if case.role == "tune"]
-    results = " and of each result" if tuned and all(arguments.counted(case) for case in tuned) else ""
+    tuned = [arguments.work(case) for case in task.cases if case.role == "tune"]
+    results = " and of each result" if tuned and all(work and work.bytes for work in tuned) else ""
     return f"those of each tensor argument{results}, each once"
 
 

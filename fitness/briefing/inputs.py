@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from evo.core.records import Case
 from fitness.frontend.memory import ALIGNMENT
 from fitness.frontend.plan import ITEMSIZE
-from fitness.frontend.recording.recorder import without_values
 from fitness.tasks.calls import CPU, Calls
 from fitness.tasks.task import Task
+from fitness.tasks.work import Form, Work, bytes_of, work_of
 
 ROW_BYTES = 16  # widest access of one thread, and what a tensor descriptor asks of strides
 SEVERAL = 3  # different values or fewer are listed
@@ -26,7 +25,6 @@ SMALL, SEEDS = 1 << 16, 16  # most elements of a case that is drawn with several
 SAMPLE = 1 << 18  # elements of a tensor that are looked at
 
 Drawn = tuple[Case, tuple[Any, ...]]
-Form = Mapping[str, Any]  # as `Calls.described` has it
 
 
 class Arguments:
@@ -37,7 +35,7 @@ class Arguments:
         self._described = Calls(task).described()
         self._forms: dict[str, Sequence[Form]] = {case.name: self._described[case.name] for case in task.cases}
         self._fixed = self._same_everywhere()
-        self._counted: dict[str, dict[str, float]] = {}
+        self._work: dict[str, Work | None] = {}
 
     def case_lines(self) -> tuple[str, ...]:
         """Returns one line for each case: its name, role, and what its arguments are at the size of the GPU.
@@ -74,35 +72,13 @@ class Arguments:
 
     def bytes(self, case: Case) -> float:
         """Returns the bytes of all tensor arguments of a case, each counted once."""
-        tensors = (form["tensor"] for form in self._forms[case.name] if "tensor" in form)
-        return float(sum(math.prod(t["shape"]) * ITEMSIZE[t["dtype"]] for t in tensors))
+        return bytes_of(self._forms[case.name])
 
-    def counted(self, case: Case) -> dict[str, float]:
-        """Returns the "bytes" of all arguments and results, each once, and the "flops" of the reference.
-
-        The reference is called on tensors without values.  PyTorch counts operations of matrix products and
-        convolutions alone (`torch.utils.flop_counter`).  Empty without a reference, or if it needs values.
-        """
-        if case.name not in self._counted:
-            self._counted[case.name] = self._count(case) if self.task.reference is not None else {}
-        return self._counted[case.name]
-
-    def _count(self, case: Case) -> dict[str, float]:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.utils.flop_counter import FlopCounterMode
-
-        assert self.task.reference is not None
-        with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
-            try:
-                results = self.task.reference(*map(without_values, self._forms[case.name]))
-            except Exception:  # any program, which may need values
-                return {}
-        tensors = [r for r in tree_leaves(results) if isinstance(r, torch.Tensor)]
-        if not tensors:
-            return {}  # results are written into arguments
-        written = sum(t.numel() * t.element_size() for t in tensors)
-        flops = float(counter.get_total_flops())
-        return {"bytes": self.bytes(case) + written} | ({"flops": flops} if flops else {})
+    def work(self, case: Case) -> Work | None:
+        """Returns what a case has to move and to compute at least; None if that is not known."""
+        if case.name not in self._work:
+            self._work[case.name] = work_of(self.task, case, self._forms[case.name])
+        return self._work[case.name]
 
     def _shown(self, case: Case) -> Iterator[str]:
         for position, (name, form) in enumerate(zip(self.task.parameters, self._forms[case.name], strict=False)):

@@ -67,7 +67,7 @@ def seen(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[Laun
             for ref in refs:
                 found.written[ref.buffer] += ref.nbytes
                 found.spread[ref.buffer] += ref.nbytes
-            found.moved += math.fsum(r.nbytes for r in (*refs, *_read(step)))
+            found.moved += math.fsum(r.nbytes for r in (*refs, *read_by(step)))
     return found
 
 
@@ -93,7 +93,7 @@ def bytes_needed(plan: LaunchPlan) -> float:
     most: dict[int, float] = {}
     for step in plan.steps:
         name = step.name.split(".")[1] if isinstance(step, Op) and "." in step.name else ""
-        for ref in _read(step):
+        for ref in read_by(step):
             if plan.buffers[ref.buffer].input is not None and not name.startswith(_GATHERING):
                 size = min(ref.nbytes, plan.buffers[ref.buffer].nbytes)
                 most[ref.buffer] = max(most.get(ref.buffer, 0.0), float(size))
@@ -176,7 +176,8 @@ def _is_endless(found: Seen, of_seed: Seen | None) -> bool:
     return found.cut_off and of_seed is not None and not of_seed.cut_off
 
 
-def _read(step: Any) -> list[TensorRef]:
+def read_by(step: Any) -> list[TensorRef]:
+    """The windows that a step other than a launch reads."""
     if isinstance(step, Copy):
         return [step.src]
     return [a for a in step.args if isinstance(a, TensorRef)] if isinstance(step, Op) else []

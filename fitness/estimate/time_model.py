@@ -24,6 +24,7 @@ from fitness.frontend import screen
 from fitness.frontend.plan import ITEMSIZE, Config, Copy, Fill, Launch, LaunchPlan, Op, TensorRef
 from fitness.frontend.target import Target
 from fitness.interpreter.spans import SECTOR
+from fitness.tasks.work import Work
 
 # --- constants -------------------------------------------------------------------------------------------------------
 
@@ -107,6 +108,7 @@ class Estimate:
     terms: Mapping[str, float]
     bottleneck: str
     per_launch: tuple[StepEstimate, ...]  # every step, Fill and Copy too.
+    work: Work | None = None  # that its traces show; None if a reference was estimated
 
 
 def estimate(

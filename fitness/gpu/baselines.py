@@ -13,8 +13,8 @@ poisoned after each replay.  The calls before the capture are on inputs that no 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,23 +22,34 @@ from cuda.bindings import driver as cuda
 
 from evo.core.baselines import BaselineKind
 from fitness.cuda.launcher import check
-from fitness.frontend.memory import POISONS, Poison, assign
+from fitness.frontend.memory import POISONS, Poison
 from fitness.frontend.plan import Buffer, LaunchPlan, TensorRef
 from fitness.gpu.buffers import DeviceMemory, fill_bytes
 from fitness.gpu.cache import demote_all
-from fitness.gpu.program import Integrity, captured_alone
+from fitness.gpu.program import Replayable, captured_alone
 from fitness.tasks.task import Call, Task
 
-EAGER, COMPILED = "eager", "torch.compile"
-NAMES = (EAGER, COMPILED)
-KINDS = {EAGER: BaselineKind.EAGER, COMPILED: BaselineKind.COMPILE}
+EAGER, COMPILED, LIBRARY = "eager", "torch.compile", "library"
+# What a task is timed by beside its seed kernel; the library's function is called as it is.
+KINDS = {EAGER: BaselineKind.EAGER, COMPILED: BaselineKind.COMPILE, LIBRARY: BaselineKind.EAGER}
 RECOMPILE_LIMIT = 64  # of one function: each case has shapes of its own
 WARM_UP = 3  # calls before the capture: PyTorch compiles or chooses at the first calls
 
 
+def names(task: Task) -> list[str]:
+    """Returns the names of a task's baselines: without "library" if it names no function of a library."""
+    return [name for name in KINDS if name != LIBRARY or task.library is not None]
+
+
+def called(task: Task, name: str) -> Task:
+    """Returns the task with the timed call of a baseline: the library's function in place of the reference."""
+    library = task.library
+    return task if name != LIBRARY or library is None else replace(task, baseline=lambda *given: (library, given))
+
+
 @dataclass(frozen=True)
 class Baseline:
-    """PyTorch against the seed kernel on one case.  `error`: why there are no times."""
+    """PyTorch, or a library, against the seed kernel on one case.  `error`: why there are no times."""
 
     name: str
     case: str
@@ -49,11 +60,11 @@ class Baseline:
     error: str = ""
 
 
-class BaselineCall:
+class BaselineCall(Replayable):
     """The call of PyTorch that a task is timed by, as a CUDA graph that calls it once on each copy of its arguments.
 
-    It offers what `fitness.gpu.program.Program` offers to be timed.  Write the arguments of each copy before the first
-    replay.  Raises whatever PyTorch raises if it cannot be compiled, called or captured.
+    It offers what `fitness.gpu.program.Program` offers to be timed, once it is built.  Write the arguments of each copy
+    before the first replay.
     """
 
     def __init__(
@@ -69,26 +80,34 @@ class BaselineCall:
 
         compiled: what `torch.compile` made of the task's function before; None: nothing yet.
         """
-        self.plan, self.copies = _plan_of(first), copies
-        self.memory = DeviceMemory(self.plan, device, copies)
-        written = self.plan.tensors_among(task.written)
-        self._pristine = {i: self.memory.windows(self.plan.inputs[i]).clone() for i in written}
-        read = {i: ref for i, ref in enumerate(self.plan.inputs) if isinstance(ref, TensorRef) and i not in written}
-        windows = {i: self.memory.windows(ref) for i, ref in read.items()}
-        self.integrity = Integrity([], windows, self.memory, device)
+        plan = _plan_of(first)
+        super().__init__(DeviceMemory(plan, device, copies), (), plan.tensors_among(task.written), device)
+        self._task, self._kind = task, kind
+        self._compiled = (compiled or Compiled()) if kind.compiled else None
         self._results: list[Any] = []
         self.write_all([first] * copies)
-        with _precision(kind):
-            compiled = (compiled or Compiled()) if kind.compiled else None
-            sets = [self._arguments(first, copy) for copy in range(copies)]
-            for one in (*sets[:1] * (WARM_UP - 1), *sets):
-                _call(compiled, task.timed_call(one))
-            torch.cuda.current_stream().synchronize()
-            self._graph, self._pieces = captured_alone(lambda: self._run(task, compiled, sets))
+        self._sets = [self._arguments(first, copy) for copy in range(copies)]
 
-    def _run(self, task: Task, compiled: Compiled | None, sets: Iterable[Sequence[Any]]) -> None:
+    def call(self) -> None:
+        """Calls once, on the first copy; the first call compiles.  Raises whatever PyTorch raises."""
+        with _precision(self._kind):
+            _call(self._compiled, self._task.timed_call(self._sets[0]))
+            torch.cuda.current_stream().synchronize()
+
+    def build(self) -> None:
+        """Calls until PyTorch has chosen and compiled all, then captures the graph.
+
+        Raises whatever PyTorch raises if it cannot be compiled, called or captured.
+        """
+        with _precision(self._kind):
+            for one in (*self._sets[:1] * (WARM_UP - 1), *self._sets):
+                _call(self._compiled, self._task.timed_call(one))
+            torch.cuda.current_stream().synchronize()
+            self._graph, self._pieces = captured_alone(self._run)
+
+    def _run(self) -> None:
         """Calls once for each copy; results stay, so that each call writes to memory of its own."""
-        self._results[:] = [_call(compiled, task.timed_call(one)) for one in sets]
+        self._results[:] = [_call(self._compiled, self._task.timed_call(one)) for one in self._sets]
 
     def _arguments(self, first: Sequence[Any], copy: int) -> list[Any]:
         """Returns the arguments of a copy: tensors on its memory."""
@@ -100,17 +119,6 @@ class BaselineCall:
         """Returns the device memory of one copy, in bytes."""
         return self.memory.total + sum(size for _, size in self._pieces) // self.copies
 
-    def write_inputs(self, arguments: Sequence[Any], copy: int = 0) -> None:
-        """Writes the arguments of one copy.  Raises PlanError if they are not like the first ones."""
-        self.memory.write(arguments, copy)
-        for i, kept in self._pristine.items():
-            kept[copy].copy_(arguments[i])
-
-    def write_all(self, inputs: Iterable[Sequence[Any]]) -> None:
-        """Writes the arguments of each copy.  Raises PlanError if they are not like the first ones."""
-        for copy, arguments in enumerate(inputs):
-            self.write_inputs(arguments, copy)
-
     def reset(self, poison: Poison = POISONS[0]) -> None:
         """Enqueues: the graph's own memory poisoned, written arguments restored, no priorities left in the cache."""
         demote_all()  # `torch.compile`'s kernels ask some lines to stay
@@ -120,8 +128,7 @@ class BaselineCall:
             check(cuda.cuMemsetD8Async(address, poison.floating, size, stream), "poisoning PyTorch's memory")
         for result in _outside(self._results, self._pieces, self.memory):
             fill_bytes(_bytes_of(result), poison.floating)
-        for i, kept in self._pristine.items():
-            assign(self.memory.windows(self.plan.inputs[i]), kept)
+        self.restore_written()
 
     def replay(self) -> None:
         """Enqueues the graph."""

@@ -21,11 +21,11 @@ from fitness.frontend.memory import POISONS, Poison
 from fitness.frontend.stages import Stop
 from fitness.gpu import fingerprint
 from fitness.gpu.autotune import select
-from fitness.gpu.baselines import KINDS, NAMES, Baseline, BaselineCall
+from fitness.gpu.baselines import KINDS, Baseline, called, names
 from fitness.gpu.eager_check import Match, Planned, compare_answer, draw
 from fitness.gpu.paired_benchmark import PairedBenchmark, SeedTimes
 from fitness.gpu.program import Program
-from fitness.gpu.programs import WARM_UP, Loaded, Programs
+from fitness.gpu.programs import Loaded, Programs
 from fitness.gpu.runner import LaunchBundle, Report
 from fitness.gpu.timer import PairedBlock, Timer
 from fitness.gpu.timing import Stopping, counts
@@ -59,6 +59,11 @@ class Benchmark:
         """Forgets the baseline and its measured times."""
         self.programs.start_over()
         self.seed_times.start_over()
+
+    def compile_ahead(self, request: str) -> None:
+        """Compiles what a request of this kind needs of `torch.compile`.  Call it before the GPU is locked."""
+        of_run = [self.task.timed_against] if self.task.seed_source is None else []
+        self.programs.compile_ahead({"prepare": of_run, "baselines": list(KINDS.values())}.get(request, ()))
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -118,13 +123,13 @@ class Benchmark:
             arguments = self.programs.inputs(case, oracle.key_of("seed"))
             copies = self.seed_times.copies(case, self.programs.build(loaded, case, [arguments]))
             program = self.programs.build(loaded, case, [arguments] * copies, copies)
-            found += [self._beside_pytorch(name, case, program, arguments) for name in NAMES]
+            found += [self._beside_pytorch(name, case, program, arguments) for name in names(self.task)]
         return found
 
     def _beside_pytorch(self, name: str, case: Case, program: Program, arguments: Sequence[Any]) -> Baseline:
         try:
-            first = self.programs.inputs(case, oracle.key_of(WARM_UP))
-            call = BaselineCall(self.task, KINDS[name], first, self.device, program.copies)
+            call = self.programs.call(called(self.task, name), KINDS[name], case, program.copies)
+            call.build()
             call.write_all([arguments] * program.copies)
         except Exception as error:  # compilers and captures raise all kinds
             torch.cuda.synchronize()  # raises if the context is lost

@@ -1,7 +1,8 @@
 """Locks a GPU for one runner at a time, among all processes of evo on this machine.
 
 Verification takes the lock too.  Processes share a GPU in slices of time.  Twelve of them with kernels of a few
-microseconds were no faster together than one after the other (5.7 candidates/s on an H200, both ways).
+microseconds were no faster together than one after the other (5.7 candidates/s on an H200, both ways).  Only what
+`torch.compile` takes to compile a baseline is spent before the lock: its first call runs each kernel a few times.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class GpuLock:
     def __init__(self, uuid: str, folder: Path | None = None) -> None:
         """Opens the file. folder: its folder (default: that of temporary files)."""
         self._path = (folder or Path(tempfile.gettempdir())) / f"evo-{uuid}.lock"
-        self._depth, self._file = 0, -1
+        self.depth, self._file = 0, -1  # depth: how often it was taken here
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -32,17 +33,17 @@ class GpuLock:
             self.leave()
 
     def take(self) -> None:
-        if not self._depth:
+        if not self.depth:
             self._file = _opened(self._path)
             fcntl.flock(self._file, fcntl.LOCK_EX)
-        self._depth += 1
+        self.depth += 1
 
     def leave(self) -> None:
         """Gives back what was taken, if it was."""
-        if not self._depth:
+        if not self.depth:
             return
-        self._depth -= 1
-        if not self._depth:
+        self.depth -= 1
+        if not self.depth:
             os.close(self._file)
 
 

@@ -193,7 +193,41 @@ class Integrity:
         return [outputs for of, outputs in self._kept_swapped if of is swap]
 
 
-class Program:
+class Replayable:
+    """What the timer replays: memory with copies of a plan's arguments, those that are only read under watch.
+
+    written: positions of the tensors among the arguments that each replay may change; `restore_written` puts them back.
+    outputs: what must stay the same from replay to replay.
+    """
+
+    def __init__(
+        self, memory: DeviceMemory, outputs: Sequence[TensorRef], written: Sequence[int], device: torch.device
+    ) -> None:
+        self.plan, self.copies, self.memory = memory.plan, memory.copies, memory
+        self._pristine = {i: memory.windows(self.plan.inputs[i]).clone() for i in written}
+        refs = ((i, ref) for i, ref in enumerate(self.plan.inputs) if isinstance(ref, TensorRef))
+        self._read = {i: memory.windows(ref) for i, ref in refs if i not in self._pristine}
+        self._outputs = [memory.windows(ref) for ref in outputs]
+        self.integrity = Integrity(self._outputs, self._read, memory, device)
+
+    def write_inputs(self, arguments: Sequence[Any], copy: int = 0) -> None:
+        """Writes the entry's arguments to one copy.  Raises PlanError if they do not fit the plan."""
+        self.memory.write(arguments, copy)
+        for i, kept in self._pristine.items():
+            kept[copy].copy_(arguments[i])
+
+    def write_all(self, inputs: Iterable[Sequence[Any]]) -> None:
+        """Writes the entry's arguments for each copy.  Raises PlanError if they do not fit the plan."""
+        for copy, arguments in enumerate(inputs):
+            self.write_inputs(arguments, copy)
+
+    def restore_written(self) -> None:
+        """Enqueues: written arguments as they were given."""
+        for i, kept in self._pristine.items():
+            assign(self.memory.windows(self.plan.inputs[i]), kept)
+
+
+class Program(Replayable):
     """A plan with one configuration of each launch, captured as a CUDA graph.
 
     choice: index of the configuration of each launch; kernels: the loaded kernel of each launch for that choice;
@@ -215,20 +249,14 @@ class Program:
         written: Sequence[int] = (),
         memory: type[DeviceMemory] = DeviceMemory,
     ) -> None:
-        self.plan, self._choice, self._kernels = plan, choice, kernels
         written = plan.tensors_among(written)
         self.outputs_of_plan = [*plan.outputs, *(plan.inputs[i] for i in written)]
-        self._device = device
-        self.copies, self.memory = copies, memory(plan, device, copies)
+        super().__init__(memory(plan, device, copies), self.outputs_of_plan, written, device)
+        self._choice, self._kernels, self._device = choice, kernels, device
         # (launch, which) -> memory that Triton's parameters ask for, (copies, bytes)
         self._scratch: dict[tuple[int, int], torch.Tensor] = {}
-        self._pristine = {i: self.memory.windows(plan.inputs[i]).clone() for i in written}
-        self._outputs = [self.memory.windows(ref) for ref in self.outputs_of_plan]
-        refs = ((i, ref) for i, ref in enumerate(plan.inputs) if isinstance(ref, TensorRef))
-        self._read = {i: self.memory.windows(ref) for i, ref in refs if i not in self._pristine}
         others = any(isinstance(step, Op) for step in plan.steps)  # whose kernels are not known
         self._sets_priorities = others or any(kernel.sets_priorities for kernel in kernels)
-        self.integrity = Integrity(self._outputs, self._read, self.memory, device)
 
     @property
     def nbytes(self) -> int:
@@ -236,17 +264,6 @@ class Program:
         return self.memory.total
 
     # --- memory ------------------------------------------------------------------------------------------------------
-
-    def write_inputs(self, arguments: Sequence[Any], copy: int = 0) -> None:
-        """Writes the entry's arguments to one copy.  Raises PlanError if they do not fit the plan."""
-        self.memory.write(arguments, copy)
-        for i, kept in self._pristine.items():
-            kept[copy].copy_(arguments[i])
-
-    def write_all(self, inputs: Iterable[Sequence[Any]]) -> None:
-        """Writes the entry's arguments for each copy.  Raises PlanError if they do not fit the plan."""
-        for copy, arguments in enumerate(inputs):
-            self.write_inputs(arguments, copy)
 
     def outputs(self, copy: int = 0) -> list[torch.Tensor]:
         """Returns what is compared: returned tensors in order, then written arguments; windows on the memory."""
@@ -351,8 +368,7 @@ class Program:
             for rows in (self.memory.arenas, *self._scratch.values()):
                 demote(rows)
         self.memory.poison_owned(poison)
-        for i, kept in self._pristine.items():
-            assign(self.memory.windows(self.plan.inputs[i]), kept)
+        self.restore_written()
         for rows in self._scratch.values():
             fill_bytes(rows, POISONS[0].floating)
 

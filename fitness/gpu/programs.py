@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from evo.core.baselines import BaselineKind
 from evo.core.records import Case, Verdict
 from fitness.cuda.launcher import DeviceError, LoadedKernel
 from fitness.frontend.plan import PlanError
@@ -56,7 +59,21 @@ class Programs:
         self.seed: Loaded | None = None
         self._of_seed: dict[tuple[str, int], Program] = {}
         self._of_pytorch: dict[tuple[str, int], BaselineCall] = {}
-        self._compiled: Compiled | None = None
+
+    @functools.cached_property
+    def compiled(self) -> Compiled:
+        """What `torch.compile` made of the task's calls, for all baselines of this process."""
+        return Compiled()
+
+    def compile_ahead(self, kinds: Iterable[BaselineKind]) -> None:
+        """Has `torch.compile` compile the calls of the tune cases: seconds in which others may use the GPU.
+
+        Each is called once.  A call that fails is tried again when it is timed, which says why.
+        """
+        for kind in (kind for kind in kinds if kind.compiled):
+            for case in (case for case in self.task.cases if case.role == "tune"):
+                with contextlib.suppress(Exception):  # compilers raise all kinds
+                    self.call(self.task, kind, case).call()
 
     def inputs(self, case: Case, key: int, variant: str = "normal") -> tuple[Any, ...]:
         return oracle.make_inputs(self.task, case, key, variant, device=self.device)
@@ -123,11 +140,10 @@ class Programs:
 
     def _call(self, case: Case, inputs: Iterable[Sequence[Any]], copies: int) -> BaselineCall:
         """Raises Stop if PyTorch cannot be called, compiled or captured."""
-        kind, first = self.task.timed_against, self.inputs(case, oracle.key_of(WARM_UP))
+        kind = self.task.timed_against
         try:
-            if kind.compiled and self._compiled is None:
-                self._compiled = Compiled()
-            call = BaselineCall(self.task, kind, first, self.device, copies, self._compiled)
+            call = self.call(self.task, kind, case, copies)
+            call.build()
             call.write_all(inputs)
             call.replay()  # the first replay takes longer and is not timed
             call.reset()
@@ -138,6 +154,14 @@ class Programs:
             message = f"case {case.name}: {kind.text} cannot be timed: {type(error).__name__}: {said}"
             raise Stop("time", Verdict.UNSUPPORTED, message) from error
         return call
+
+    def call(self, task: Task, kind: BaselineKind, case: Case, copies: int = 1) -> BaselineCall:
+        """Returns a call of PyTorch that is not built yet, on inputs that no candidate gets.
+
+        task: this one, maybe with another timed call.
+        """
+        first = self.inputs(case, oracle.key_of(WARM_UP))
+        return BaselineCall(task, kind, first, self.device, copies, self.compiled if kind.compiled else None)
 
     def is_of_seed(self, program: Program) -> bool:
         return self.seed is not None and any(program.plan is plan for plan in self.seed.bundle.plans.values())

@@ -320,7 +320,7 @@ class _RunnerProcess:
         """
         self._connection.send(request)
         if not self._connection.poll(LOCK_S):
-            raise TimeoutError(f"another process has kept the GPU for {LOCK_S:g} s")
+            raise TimeoutError(f"another process has kept the GPU, or PyTorch has compiled, for {LOCK_S:g} s")
         self._connection.recv()  # it has the GPU lock
         begin = time.perf_counter()
         if not self._connection.poll(wall_s):

@@ -88,6 +88,7 @@ def _serve(connection: Connection, bench: Benchmark, lock: GpuLock) -> str | Non
                 connection.send(None)
                 answer = bench.facts.as_dict()
             else:
+                bench.compile_ahead(kind)  # takes seconds, and hardly uses the GPU
                 with lock.held():
                     connection.send(None)
                     if kind == "task":

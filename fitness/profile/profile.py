@@ -17,12 +17,14 @@ from types import MappingProxyType
 from typing import Any
 
 from evo.core.records import Case, Profile, Timing
-from fitness.estimate.time_model import DRAM_EFFICIENCY, WGMMA_EFFICIENCY, Estimate
+from fitness.estimate.attainable import attainable_us
+from fitness.estimate.time_model import DRAM_EFFICIENCY, Estimate
 from fitness.frontend import screen
 from fitness.frontend.plan import LaunchPlan
 from fitness.frontend.target import Target
 from fitness.profile.hints import hints
 from fitness.tasks.task import Task
+from fitness.tasks.work import Work
 
 # reading -> its name in a profile
 NAMES: Mapping[str, str] = {
@@ -297,19 +299,5 @@ def roofline(of: Subject, time_us: float, target: Target, gpu: Mapping[str, Any]
     """Returns the least possible time over the time, at most 1; None if the task does not say how much work it is."""
     if of.bytes is None and of.flops is None:
         return None
-    return min(1.0, least_us(of.case.dtype, of.bytes, of.flops, target, gpu) / time_us)
-
-
-def least_us(
-    dtype: str, moved: float | None, flops: float | None, target: Target, gpu: Mapping[str, Any] | None = None
-) -> float:
-    """Returns the least microseconds in which a case with inputs of `dtype` can move its bytes and do its operations.
-
-    It follows from what copies and matrix products reach on the GPU, not from data sheets.  gpu: has the measured
-    "copy_bytes_per_s", if a GPU measures.
-    """
-    narrow = dtype in target.tensor_flops and dtype != "float32"
-    lanes = 2.0 * target.multiprocessors * target.fp32_lanes * target.clock_hz
-    peak = target.tensor_flops[dtype] * WGMMA_EFFICIENCY if narrow else lanes
-    rate = gpu["copy_bytes_per_s"] if gpu else DRAM_EFFICIENCY * target.dram_bytes_per_s
-    return 1e6 * max((moved or 0.0) / rate, (flops or 0.0) / peak)
+    dtype = of.case.dtype
+    return min(1.0, (attainable_us(Work(of.bytes, {dtype: of.flops or 0.0}, "stated"), target, gpu) or 0.0) / time_us)

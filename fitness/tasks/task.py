@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 
 BUILTIN_TASKS = Path(__file__).parent / "builtin"
 FROZEN_FILE = "task.json"
+LIBRARY_FILE = "library.py"  # not part of the task's hash: it decides no result
 _HASHED_FILES = ("task.py", "kernel.py")
 
 # Of time and outputs, if a task allows delegation: a candidate's own kernels must do most of the work.
@@ -153,6 +154,20 @@ class Task:
             return self.baseline(*arguments)
         assert self.reference is not None  # only tasks with a function as the reference get here
         return self.reference, arguments
+
+    @functools.cached_property
+    def library(self) -> Callable[..., Any] | None:
+        """The function `library` of library.py beside task.py, None without the file.  Raises TaskError if it has none.
+
+        It takes the arguments of the reference, returns what that returns, and calls what a library offers for it.
+        """
+        path = self.folder / LIBRARY_FILE
+        if not path.exists():
+            return None
+        found = execute(path, _read(path)).get("library")
+        if not callable(found):
+            raise TaskError(f"{path}: library must be a function of the reference's arguments; got {found!r:.80}")
+        return found
 
     @functools.cached_property
     def first_source(self) -> str:

@@ -37,6 +37,7 @@ def speeds(parent: Parent, task: TaskFacts) -> Speeds | None:
     for timing in parent.timings:
         work = task.work.get(timing.case, {})
         us, before = timing.median_us, timing.baseline_median_us
+        least_us = timing.attainable_us or work.get("least_us")  # timings of earlier runs have none
         rows.append(
             {
                 "size": timing.case,
@@ -45,7 +46,7 @@ def speeds(parent: Parent, task: TaskFacts) -> Speeds | None:
                 "speedup": f"{timing.ratio:.3g}" if parent.index else "",
                 "GB/s": _rate(work, "bytes", us, 1e3),
                 "TFLOP/s": _rate(work, "flops", us, 1e6),
-                ROOFLINE: f"{min(100.0, 100 * work['least_us'] / us):.0f}" if "least_us" in work else "",
+                ROOFLINE: f"{min(100.0, 100 * least_us / us):.0f}" if least_us else "",
             }
         )
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
