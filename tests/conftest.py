@@ -1,4 +1,4 @@
-"""What several test modules share: evaluators are warm processes, so each is made once a session."""
+"""What several test modules share: evaluators and zygotes are warm processes, so few are started in a session."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.warm_zygotes import keep_warm
+
 
 def pytest_configure() -> None:
     """A shell starts what it leaves in the background without Ctrl-C; the processes that tests interrupt need it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_zygotes() -> Iterator[None]:
+    """Zygotes of this process stay warm from test to test (`tests/warm_zygotes.py`)."""
+    warm = keep_warm()
+    yield
+    warm.close()
 
 
 @pytest.fixture(scope="session")
