@@ -22,7 +22,7 @@ from evo.service.work import evaluation_id
 from evo.storage.requests import RequestStore
 from tests.service_support import TOKENS, ServerProcess, call, message, source, submit
 
-SLOW_S = 0.25  # an evaluation that is to be seen while it runs
+SLOW_S = 1.0  # an evaluation that is to be seen while it runs, by several requests one after the other
 WAIT = "?wait=30"
 
 
@@ -133,7 +133,7 @@ def test_nobody_cancels_what_another_asked_for_too(start: Callable[..., ServerPr
 
 
 def test_a_client_with_few_kernels_does_not_wait_for_one_with_many(start: Callable[..., ServerProcess], tmp_path: Path):
-    server = start(sleep=0.02)
+    server = start(sleep=0.05)  # all of "many" would take five seconds
     submit(server, *map(source, range(100)), client="many")
     for each in submit(server, source(1000), source(1001), client="few"):
         assert status(server, each)["state"] == "done"
