@@ -15,8 +15,10 @@ run: $(VENV)/.installed
 	$(BIN)/python -m evo run --budget $(BUDGET)
 
 # On two cores a third process works while others wait; with two threads of PyTorch each they would wait for each other.
+# Files are given out in the order of tests/conftest.py.  Processes that tests start find modules compiled.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile tests
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= \
+	  $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests
 
 # The whole flow with a real server of a tiny random model, made here; nothing but packages is downloaded.
 test-server: $(SERVER)/.installed
@@ -46,17 +48,20 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m analysis.benchmarks.bench_export --trials 20000
 
 # torch first and alone: asked for together with the rest, pip may pick a build with gigabytes of CUDA libraries.
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else \
 	  "evo needs Python 3.11 to 3.13, got %d.%d; name one: make PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-dev: pyproject.toml $(VENV)/.torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
-	@touch $@
+	@touch $(VENV)/.installed $@
 
 # These have environments of their own, which see the packages of $(VENV), torch among them, and add to them.
 define environment

@@ -1,4 +1,4 @@
-"""What several test modules share: evaluators are warm processes, so each is made once a session."""
+"""What several test modules share: evaluators and zygotes are warm processes, so few are started in a session."""
 
 from __future__ import annotations
 
@@ -7,11 +7,34 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.warm_zygotes import keep_warm
+
+# Files that take longest, the longest first.  Begun last, one of them would keep the other processes waiting.
+LONGEST = (
+    "cpu_backend", "hacks", "pool", "long_loops", "examples_scripts", "bench", "suites_tritonbench",
+    "suites_kernelbench", "reference_runs", "suites_tritonbench_t", "reference_search", "launch_bundle",
+    "operators_rewrite", "ablate", "training", "serve", "task_by_model", "campaign_cluster", "delegation", "plugins",
+    "campaign_halves", "zygote", "vacuous", "draft", "sampled", "api", "tasks", "kill",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
 
 def pytest_configure() -> None:
     """A shell starts what it leaves in the background without Ctrl-C; the processes that tests interrupt need it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_zygotes() -> Iterator[None]:
+    """Zygotes of this process stay warm from test to test (`tests/warm_zygotes.py`)."""
+    warm = keep_warm()
+    yield
+    warm.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """A run in a process of its own, to be killed: `python -m tests.engine_run DIR BUDGET WORKERS SLEEP_S`.
 
 Starts the run in DIR or goes on with the one that is there.  Prints "searching" after its second trial (all is imported
-then), at last how the run ended; exits with 130 where it was interrupted.  Evaluated candidates are logged to DIR.log.
+then), "stopping" if a signal asks it to stop, and at last how the run ended.  Exits with 130 if it was interrupted.
+Evaluated candidates are logged to DIR.log.
 """
 
 from __future__ import annotations
@@ -27,11 +28,18 @@ class Announce:
             print("searching", flush=True)
 
 
+def stopping() -> None:
+    os.write(1, b"stopping\n")  # a signal handler must not print: the program may be printing
+
+
 def main() -> int:
     folder, budget, workers, sleep_s = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
     evaluator = SlowEvaluator(sleep_s, folder.with_suffix(".log"))
     new = not (folder / FILE).exists()
-    with create(folder, budget=budget, workers=workers) if new else resume(folder) as store, Interrupt() as stop:
+    with (
+        create(folder, budget=budget, workers=workers) if new else resume(folder) as store,
+        Interrupt(stopping) as stop,
+    ):
         try:
             outcome = search(store, evaluator, stop=stop, observers=[Announce()])
         except KeyboardInterrupt:

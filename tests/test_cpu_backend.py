@@ -1,4 +1,7 @@
-"""A candidate's way through all stages, on the real compiler, sandbox and interpreter."""
+"""A candidate's way through all stages, on the real compiler, sandbox and interpreter.
+
+What is asked of the evaluators of all built-in tasks is asked here: to prepare them takes 40 seconds of a core.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,15 @@ import pytest
 
 from evo.core.errors import EvoError, TaskError
 from evo.core.records import Candidate, Verdict, score
+from evo.storage.queries import RunReader
 from fitness import candidate as compiled
 from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.target import get_target
 from fitness.tasks.task import load_task, task_names
 from tests import gpu_sources as sources
+from tests.test_reference_runs import WON
+from tests.test_reference_runs import name as name_of_run
 
 VARIANTS = sorted((Path(__file__).parent / "variants").glob("*.py"))
 
@@ -39,6 +45,41 @@ def test_every_right_variant_is_ok(evaluators, path):
     evaluator = evaluators(path.stem.split("__")[0])
     evaluation = evaluator.evaluate(Candidate(path.read_text(encoding="utf-8")), seed=7, known={})
     assert evaluation.verdict is Verdict.OK, f"{evaluation.stage}: {evaluation.message}"
+
+
+# Axes that are reduced to 1.
+ONE = {
+    "attention": "", "cross_entropy": "M", "gemv_batched": "BMK", "int8_matmul": "MNK", "layer_norm": "MN",
+    "matmul": "MK", "matmul_backward": "MNK", "rms_norm": "MN", "rotary": "SH", "scatter": "RN", "softmax": "MN",
+    "vector_sin": "N",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_every_built_in_seed_is_right_at_stretched_sizes(evaluators, name: str) -> None:
+    evaluator = evaluators(name)
+    found = evaluator._backend._added
+    assert list(found) == list(evaluator._front_end._added)
+    long = {case.name for case in found if not case.name.startswith("reduced to ")}
+    assert bool(long) is (name != "scatter")  # whose reference decides by values
+    assert {case.name for case in found} - long == {f"reduced to {axis}=1" for axis in ONE[name]}
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_all_cases_of_the_built_in_tasks_are_sampled(evaluators, name: str) -> None:
+    assert evaluators(name)._backend._sampled.left_out == {}
+
+
+@pytest.mark.parametrize("path", WON, ids=name_of_run)
+def test_the_winner_of_a_committed_run_is_right_without_a_gpu_too(evaluators, path: Path) -> None:
+    with RunReader(path.parent) as run:
+        best, task = run.best(), run.info.config.task
+    assert best is not None and best.index > 0
+    source = (path.parent / "best_kernel.py").read_text()
+    assert best.evaluation is not None
+    assert source == (best.evaluation.frozen_source or best.proposal.candidate.source)
+    evaluation = evaluators(task).evaluate(Candidate(source), seed=1, known={})
+    assert evaluation.verdict is Verdict.OK, evaluation.message
 
 
 LOCKED = """import torch

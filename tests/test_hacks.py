@@ -26,11 +26,13 @@ def header(path: Path) -> dict[str, str]:
     return dict(re.findall(r"^(?:#|\"\"\")?\s*(\w+):\s*(.+?)\s*$", text[:1500], re.MULTILINE))
 
 
-SHORT_S, LONG_S = 4, 30  # of what does not end, and of what must not be stopped before it does on a slow machine
+# CPU seconds of what does not end, of what may not, and of what must not be stopped before it does on a slow machine.
+ENDLESS_S, SHORT_S, LONG_S = 2, 4, 30
 
 
 def judge(evaluators, path: Path, *, use_gate: bool):
-    cpu_s = SHORT_S if "timeout" in header(path)["verdict"] or not use_gate else LONG_S
+    verdict = header(path)["verdict"]
+    cpu_s = ENDLESS_S if verdict == "timeout" else SHORT_S if "timeout" in verdict or not use_gate else LONG_S
     evaluator = evaluators(header(path)["task"], use_gate=use_gate, cpu_s=cpu_s)
     source = path.read_text(encoding="utf-8", errors="surrogateescape")
     return evaluator.evaluate(Candidate(source), seed=1, known={})

@@ -64,6 +64,8 @@ def test_kill_9_loses_and_repeats_nothing_finished(tmp_path: Path) -> None:
             done = after
             with RunReader(killed) as run:
                 pending_at_kill += len(run.pending())
+        if len(done) > BUDGET // 2:
+            break  # on a busy machine a kill comes late; the rest is for the run that goes on
     assert 0 < len(done) < BUDGET, "the kills did not fall into the run"
     assert pending_at_kill > 0
     assert start(killed).wait() == 0
@@ -96,7 +98,7 @@ def test_a_signal_ends_a_run_after_what_is_in_flight(tmp_path: Path, number: int
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert out.startswith("interrupted")
+    assert out.startswith("stopping\ninterrupted")
     with RunReader(folder) as run:
         assert 0 < len(list(run.trials())) < BUDGET
         assert run.events()[-1][:2] == ("ended", "interrupted")
@@ -108,9 +110,10 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     while not logged(folder):  # it sleeps over its first evaluation
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "stopping\n"  # two signals at once would be one
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 131
+    assert process.wait(timeout=50) == 131  # the evaluation takes longer
 
 
 def test_a_run_can_be_read_while_it_runs(tmp_path: Path) -> None:

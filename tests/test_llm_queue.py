@@ -197,10 +197,8 @@ def test_retry_after_is_obeyed_by_all_conversations(tmp_path: Path) -> None:
     replies = in_turn(Reply(429, body=wait.body, tokens=None, headers={"retry-after": "0.7"}), Reply())
     with Endpoint(replies) as endpoint, asking(tmp_path, endpoint) as asked:
         asked.submit("first")
-        while not endpoint.requests:
-            pass
-        while not asked.queue._not_before:
-            pass
+        while not (endpoint.requests and asked.queue._not_before):
+            time.sleep(0.001)
         asked.submit("second")
         calls = [asked.take(), asked.take()]
         assert all(c.answer for c in calls)
@@ -449,11 +447,11 @@ def test_closing_waits_for_what_is_paid_and_drops_what_waits(tmp_path: Path) -> 
         with asking(tmp_path, endpoint) as asked:
             asked.submit("first")
             while not endpoint.requests:
-                pass
+                time.sleep(0.001)
             queue_module.BACKOFF_S = 60.0  # the fixture puts it back
             asked.submit("second")
             while asked.rows()[-1]["attempts"] != 1 or asked.rows()[-1]["unsettled"]:
-                pass
+                time.sleep(0.001)
         endpoint.script = in_turn(Reply())
         with asking(tmp_path, endpoint) as asked:
             assert len(asked.left) == 2

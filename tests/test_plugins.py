@@ -8,11 +8,13 @@ import hashlib
 import importlib
 import json
 import os
+import runpy
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -424,10 +426,15 @@ def instant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nothing_registered:
     install(monkeypatch.setattr)
 
 
-def command(*arguments: str) -> int:
-    """Runs a command as a new process would: nothing is registered."""
+def as_in_a_new_process() -> None:
+    """Nothing is registered."""
     plugins._registered.clear()
     plugins._files.clear()
+
+
+def command(*arguments: str) -> int:
+    """Runs a command as a new process would."""
+    as_in_a_new_process()
     return main(list(arguments))
 
 
@@ -483,44 +490,67 @@ def test_a_campaign_freezes_its_plugins(instant: None, halve: Path, capsys: pyte
 # --- the examples, as a user runs them --------------------------------------------------------------------------------
 
 
-def evo_command(folder: Path, *arguments: str, script: Path | None = None) -> subprocess.CompletedProcess[str]:
-    start = [sys.executable, str(script)] if script else [sys.executable, "-m", "evo"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([*start, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+@pytest.fixture
+def evo_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., SimpleNamespace]:
+    """Executes a command, or a script, as a new process would; its exit code and what it says."""
+    monkeypatch.chdir(tmp_path)
+
+    def executed(*arguments: str, script: Path | None = None) -> SimpleNamespace:
+        capsys.readouterr()
+        if script is None:
+            code = command(*arguments)
+        else:
+            as_in_a_new_process()
+            monkeypatch.setattr(sys, "argv", [str(script), *arguments])
+            with pytest.raises(SystemExit) as ended:
+                runpy.run_path(str(script), run_name="__main__")
+            code = ended.value.code
+        said = capsys.readouterr()
+        return SimpleNamespace(code=code, out=said.out, err=said.err)
+
+    return executed
 
 
-def test_an_example_runs_is_read_without_its_file_and_goes_on_with_it(tmp_path: Path) -> None:
+def test_an_example_runs_is_read_without_its_file_and_goes_on_with_it(
+    tmp_path: Path, evo_command: Callable[..., SimpleNamespace]
+) -> None:
     name, noun = "own_operator.py", "operator 'elements_per_thread'"
     plugin = ("--plugin", str(EXAMPLES / name))
     run = ("run", "vector_sin", "--budget", "3", "--gpus", "none", "--workers", "1", "--run-dir", "r")
     run += ("--screen-budget", "0", "--operators", "elements_per_thread,rewrite")
-    made = evo_command(tmp_path, *run, *plugin)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = [sys.executable, "-m", "evo", *run, *plugin]
+    made = subprocess.run(process, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
-    shown = evo_command(tmp_path, "show", "r")
-    assert shown.returncode == 0 and f"plug-in: {noun}, hash {digest(EXAMPLES / name)}" in shown.stdout
+    shown = evo_command("show", "r")
+    assert shown.code == 0 and f"plug-in: {noun}, hash {digest(EXAMPLES / name)}" in shown.out
     for reading in (("export", "r", "--out", "out", "--format", "jsonl"), ("report", "r")):
-        assert evo_command(tmp_path, *reading).returncode == 0
-    refused = evo_command(tmp_path, "resume", "r", "--budget", "5")
-    assert refused.returncode == 2 and f"expected {noun} with hash" in refused.stderr
-    assert "--plugin" in refused.stderr and "Traceback" not in refused.stderr
-    resumed = evo_command(tmp_path, "resume", "r", "--budget", "5", *plugin)
-    assert resumed.returncode == 0, resumed.stderr
-    replayed = evo_command(tmp_path, "replay", "r", *plugin)
-    assert replayed.returncode == 0 and "5 proposals made again: all the same" in replayed.stdout
+        assert evo_command(*reading).code == 0
+    refused = evo_command("resume", "r", "--budget", "5")
+    assert refused.code == 2 and f"expected {noun} with hash" in refused.err
+    assert "--plugin" in refused.err and "Traceback" not in refused.err
+    resumed = evo_command("resume", "r", "--budget", "5", *plugin)
+    assert resumed.code == 0, resumed.err
+    replayed = evo_command("replay", "r", *plugin)
+    assert replayed.code == 0 and "5 proposals made again: all the same" in replayed.out
 
 
 @pytest.mark.parametrize(
     ("name", "noun"),
     [("own_operator.py", "operator 'elements_per_thread'"), ("own_strategy.py", "strategy 'annealing'")],
 )
-def test_an_example_is_a_script_too_whose_run_is_read_without_it(tmp_path: Path, name: str, noun: str) -> None:
+def test_an_example_is_a_script_too_whose_run_is_read_without_it(
+    tmp_path: Path, evo_command: Callable[..., SimpleNamespace], name: str, noun: str
+) -> None:
     more = ("--run-dir", "r", "--budget", "2", "--workers", "1", "--screen-budget", "0")
-    made = evo_command(tmp_path, *more, script=EXAMPLES / name)
-    assert made.returncode == 0, made.stderr
+    made = evo_command(*more, script=EXAMPLES / name)
+    assert made.code == 0, made.err
     with RunReader(tmp_path / "r") as run:
         assert [(p.file, p.hash) for p in run.info.config.plugins] == [(str(EXAMPLES / name), digest(EXAMPLES / name))]
-    refused = evo_command(tmp_path, "resume", "r", "--budget", "4")
-    assert refused.returncode == 2 and f"expected {noun} with hash" in refused.stderr
+    refused = evo_command("resume", "r", "--budget", "4")
+    assert refused.code == 2 and f"expected {noun} with hash" in refused.err
 
 
 def test_strategies_of_evo_are_strategies() -> None:

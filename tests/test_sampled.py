@@ -10,7 +10,7 @@ import pytest
 from evo.core.records import Candidate, Evaluation, Verdict
 from fitness.cpu_backend import CpuEvaluator
 from fitness.frontend.target import get_target
-from fitness.tasks.task import load_task, task_names
+from fitness.tasks.task import load_task
 
 TASK = '''"""x * 2 + row sum of x, float32."""
 import torch
@@ -159,11 +159,6 @@ def test_which_programs_are_executed_depends_on_the_candidate_and_a_secret(
     monkeypatch.setattr(sampled, "_places", sampled._places * 0.9)
     judged(evaluator, RIGHT["a row each"], 1)
     assert seen[3] != seen[0]
-
-
-@pytest.mark.parametrize("name", task_names())
-def test_all_cases_of_the_built_in_tasks_are_sampled(evaluators, name: str) -> None:
-    assert evaluators(name)._backend._sampled.left_out == {}
 
 
 def test_cases_at_which_the_seed_fails_are_left_out_and_say_why(tmp_path: Path) -> None:

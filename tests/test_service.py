@@ -142,7 +142,7 @@ def test_nobody_cancels_what_another_asked_for_too(start: Callable[..., ServerPr
 
 
 def test_a_client_with_few_kernels_does_not_wait_for_one_with_many(start: Callable[..., ServerProcess], tmp_path: Path):
-    server = start(sleep=0.02)
+    server = start(sleep=0.05)  # all of "many" would take five seconds
     submit(server, *map(source, range(100)), client="many")
     for each in submit(server, source(1000), source(1001), client="few"):
         assert status(server, each)["state"] == "done"

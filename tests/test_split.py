@@ -334,8 +334,8 @@ def test_kill_9_while_evaluating_loses_and_repeats_nothing_finished(
     opened: list[CliEvaluator], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("softmax", "--propose-only", "30", "--workers", "1", "--run-dir", "out") == 0
-    process = evo_process("run", "--evaluate-only", "--run-dir", "out", "--workers", "1", sleep_s=0.03, cwd=tmp_path)
-    while not LOG.exists() or len(LOG.read_text().splitlines()) < 10:
+    process = evo_process("run", "--evaluate-only", "--run-dir", "out", "--workers", "1", sleep_s=0.2, cwd=tmp_path)
+    while not LOG.exists() or len(LOG.read_text().splitlines()) < 4:
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     # Held by the process above: neither half may write meanwhile.

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def wait_until_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=100)
     assert not alive
 
 
@@ -281,7 +280,7 @@ def test_files_of_a_job_are_limited_together(zygote: Zygote, tmp_path: Path, cod
     result = run(zygote, tmp_path, code, disk_bytes=50 << 20)
     assert (result.status, result.verdict) == ("crash", Verdict.RUNTIME_ERROR)
     assert result.message == "wrote more than 50 MiB of files, or too many of them"
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60  # it was ended, and did not end
 
 
 def test_what_a_job_found_in_its_folder_is_not_its_own(zygote: Zygote, tmp_path: Path) -> None:
@@ -399,7 +398,7 @@ def test_many_threads_get_their_own_answers(zygote: Zygote, tmp_path: Path) -> N
 
 def test_a_slow_job_does_not_hold_up_others(zygote: Zygote, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(run, zygote, tmp_path, "import time\ntime.sleep(1000)", wall_s=3)
+        slow = pool.submit(run, zygote, tmp_path, "import time\ntime.sleep(1000)", wall_s=6)
         results = [run(zygote, tmp_path, "answer = {}") for _ in range(3)]
         assert [r.status for r in results] == ["ok"] * 3 and not slow.done()
         assert slow.result().status == "timeout"
@@ -470,9 +469,7 @@ def test_a_killed_driver_leaves_no_process(tmp_path: Path, how: signal.Signals) 
 
 
 def _wait_for(path: Path) -> None:
-    waited = threading.Event()
-    for _ in range(600):
-        if path.exists():
-            return
-        waited.wait(0.05)
-    raise AssertionError(f"{path.name} did not appear")
+    until = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < until, f"{path.name} did not appear"
+        time.sleep(0.05)
