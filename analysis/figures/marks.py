@@ -1,7 +1,7 @@
 """Finds the figures of documents by their marks, and writes them again from the committed data.
 
-A mark is a comment `figure: FOLDER.NAME`, the figure, and a comment `end`; FOLDER lies in `runs/reference`.  A figure of
-several lines, a table, stands between its comments on lines of its own.
+A mark is a comment `figure: FOLDER.NAME`, the figure, and a comment `end`; FOLDER lies in `runs/reference`.  A table
+stands between its comments on lines of its own.
 """
 
 from __future__ import annotations
@@ -93,7 +93,10 @@ def _first_difference(stated: str, computed: str) -> str:
 
 
 def unmarked(document: Path) -> Iterator[str]:
-    """Yields the numbers of a document's prose and tables with `×` or `%` after them that no mark computes."""
+    """Yields the numbers of a document's prose and tables with `×` or `%` after them that no mark computes.
+
+    The level of intervals, 95 %, is no figure.
+    """
     text = re.sub(r"^(`{3,})[^\n]*\n.*?^\1$", "", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    for found in re.finditer(r"\d[\d.,]* ?[×%](?! \d)", re.sub(r"`[^`\n]*`", "", _MARK.sub("", text))):
+    for found in re.finditer(r"\d[\d.,]* ?[×%](?<!95 %)(?! \d)", re.sub(r"`[^`\n]*`", "", _MARK.sub("", text))):
         yield found[0]

@@ -244,7 +244,8 @@ def _problem(run: Mapping[str, Any], trials: Rows, timings: Rows) -> dict[str, A
     ]
     return {
         "level": int(level), "name": name.rstrip("_"), "order": (int(level), int(name.split("_")[0])),
-        "answers": sum("@" in row["operator"] for row in done), "rules": sum("@" not in row["operator"] for row in done),
+        "answers": sum("@" in row["operator"] for row in done),
+        "rules": sum("@" not in row["operator"] for row in done),
         "ok": len(right), "pending": len(candidates) - len(done), "times": " → ".join(f"{value:.4g}" for value in us),
         "speedup": best["speedup"], "ci95": (best["ci_low"], best["ci_high"]), "first": first["speedup"],
     }  # fmt: skip
