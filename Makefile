@@ -9,7 +9,7 @@ SERVER := .venv-server
 TRAIN := .venv-train
 PUBLISHED := .venv-published
 
-.PHONY: run test test-server test-published train-demo lint bench clean
+.PHONY: run test test-server test-published train-demo lint bench figures clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m evo run --budget $(BUDGET)
@@ -46,6 +46,10 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m analysis.benchmarks.bench_evaluator
 	$(BIN)/python -m analysis.benchmarks.bench_llm
 	$(BIN)/python -m analysis.benchmarks.bench_export --trials 20000
+
+# The figures of README.md, docs and runs/reference, from the committed data; a test fails if one differs.
+figures: $(VENV)/.installed-dev
+	$(BIN)/python -m analysis.figures
 
 # torch first and alone: asked for together with the rest, pip may pick a build with gigabytes of CUDA libraries.
 $(VENV)/.torch:

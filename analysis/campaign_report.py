@@ -58,14 +58,17 @@ def latex(comparison: Comparison) -> str:
 NOTE = (
     "Ratio: of the geometric means; area: its difference; 95% intervals by the hierarchical bootstrap over tasks and "
     "seeds; A12: chance that a run of the variant ends above one of the first (ties half), mean over the tasks; "
-    "p: paired over tasks and seeds, by permutation / Wilcoxon, each adjusted for the number of variants (Holm)."
+    "p: paired, of {tested}, by permutation / Wilcoxon, each adjusted for the number of variants (Holm)."
 )
 
 
 def note(comparison: Comparison) -> str:
     """Returns what the table of effects shows."""
     if comparison.enough:
-        return NOTE
+        tasks = len(comparison.tasks)
+        if tasks == 1:
+            return NOTE.format(tested="the seeds of the one task, so it speaks of that task alone")
+        return NOTE.format(tested=f"the means of the {tasks} tasks (at least {2 ** (1 - tasks):.2g} unadjusted)")
     return (
         f"Ratio: of the geometric means; area: its difference; A12: chance that a run of the variant ends above one of "
         f"the first (ties half), mean over the tasks. {counted(comparison.pairs, 'pair')} of runs, fewer than "

@@ -110,6 +110,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def share_interval(count: int, of: int) -> tuple[float, float]:
+    """Returns the 95% interval of a share, by Wilson (1927)."""
+    from scipy.stats import binomtest
+
+    found = binomtest(count, of).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
+
+
 # --- effects and intervals --------------------------------------------------------------------------------------------
 
 

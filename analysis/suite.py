@@ -12,10 +12,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from scipy import stats as scipy_stats
-
 from analysis.outcomes import SUCCESS, Outcome
-from analysis.stats import geometric_mean, interval, pass_at
+from analysis.stats import geometric_mean, interval, pass_at, share_interval
 
 RIGHT = ("ok", "duplicate")
 VALID = (*RIGHT, "wrong")  # they compiled and ran
@@ -329,7 +327,7 @@ def count(kernel: SuiteKernel, *verdicts: str) -> int:
 def _share(count: int, of: int) -> str:
     if not of:
         return "none"
-    low, high = scipy_stats.binomtest(count, of).proportion_ci(method="wilson")
+    low, high = share_interval(count, of)
     return f"{count}/{of} = {count / of:.0%} [{low:.0%}, {high:.0%}]"
 
 

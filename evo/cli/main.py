@@ -24,6 +24,7 @@ from evo.cli import (
     mcp,
     replay,
     report,
+    reproduce,
     resume,
     run,
     serve,
@@ -54,6 +55,7 @@ COMMANDS = (
     compare,
     calls,
     replay,
+    reproduce,
     serve,
     mcp,
 )

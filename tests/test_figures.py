@@ -1,0 +1,95 @@
+"""analysis.figures: what documents state is what the committed data give."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from analysis.figures import marks, text
+from analysis.figures.__main__ import main
+from evo.core.errors import ConfigError
+
+
+def test_documents_state_what_the_data_give() -> None:
+    """If this fails: `make figures`."""
+    differences = [f"{path.name}: {line}" for path in marks.documents() for line in marks.differences(path)]
+    assert not differences
+    assert marks.count(marks.ROOT / "README.md") >= 35
+
+
+def test_readme_states_no_share_and_no_speedup_without_data() -> None:
+    assert not list(marks.unmarked(marks.ROOT / "README.md"))
+
+
+def test_a_development_set_is_called_so() -> None:
+    for name in ("README.md", "docs/suites.md", "docs/evidence.md", "runs/reference/tritonbench-g/README.md"):
+        said = (marks.ROOT / name).read_text(encoding="utf-8")
+        assert "development set" in said, name
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A repository of one document and one folder of data."""
+    folder = marks.REFERENCE / "h200-structural"
+    shutil.copytree(marks.ROOT / marks.REFERENCE, tmp_path / marks.REFERENCE, ignore=_others)
+    assert (tmp_path / folder / "results.json").exists()
+    (tmp_path / "README.md").write_text(
+        "between <!-- figure: h200-structural.least -->1.30×<!-- end --> and 7×, `8×`:\n\n"
+        "<!-- figure: h200-structural.spread -->\nold\n<!-- end -->\n\n```text\n9×\n```\n"
+    )
+    return tmp_path
+
+
+def _others(folder: str, names: list[str]) -> set[str]:
+    return {name for name in names if Path(name).suffix not in ("", ".json", ".md")}
+
+
+def test_a_figure_that_differs_is_named_and_written_again(copied: Path) -> None:
+    document = copied / "README.md"
+    first, second = marks.differences(document, copied)
+    assert first == "h200-structural.least: the document says '1.30×', the data say '1.20×'"
+    assert second.startswith("h200-structural.spread: the document says 'old', the data say '| task |")
+    document.write_text(marks.rewritten(document, copied))
+    assert not list(marks.differences(document, copied))
+    said = document.read_text()
+    assert "between <!-- figure: h200-structural.least -->1.20×<!-- end --> and 7×" in said
+    assert "<!-- figure: h200-structural.spread -->\n| task |" in said and "```text\n9×" in said
+    assert list(marks.unmarked(document)) == ["7×"]
+
+
+def test_figures_move_with_their_data(copied: Path) -> None:
+    path = copied / marks.REFERENCE / "h200-structural" / "results.json"
+    results = json.loads(path.read_text())
+    results["runs"][0]["speedup"] = 0.5
+    path.write_text(json.dumps(results))
+    assert "'0.50×'" in next(marks.differences(copied / "README.md", copied))
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        ("<!-- figure: h200-structural.most --><!-- end -->", "expected a figure of h200-structural"),
+        ("<!-- figure: h100.most --><!-- end -->", "expected a folder with figures"),
+        ("<!-- figure: h200-structural.least -->1.20×", "a mark without an end"),
+    ],
+)
+def test_a_wrong_mark_is_an_error(copied: Path, mark: str, message: str) -> None:
+    (copied / "README.md").write_text(mark)
+    with pytest.raises(ConfigError, match=message):
+        marks.rewritten(copied / "README.md", copied)
+
+
+def test_the_command_checks_without_changing(capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in marks.documents()}
+    assert main(["--check"]) == 0 and "0 differ from the data" in capsys.readouterr().out
+    assert before == {path: path.read_bytes() for path in marks.documents()}
+
+
+def test_shares_have_wilson_intervals() -> None:
+    assert text.share(10, 11) == "91 % [62 %, 98 %]"  # Wilson: (0.6226, 0.9838)
+    assert text.share(0, 10) == "0 % [0 %, 28 %]"
