@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evo.core.records import candidate_id
+from analysis.benchmarks.peers.prompts import name_of
 
 MODEL = "fixed"  # the name by which engines call the model
 KNOWN = "known.json"  # ids of the programs that the engine knows at its end
@@ -131,7 +131,7 @@ def run_evo(folder: Path, run: Mapping[str, Any]) -> None:
 
 
 def _write_known(folder: Path, sources: list[str]) -> None:
-    (folder / KNOWN).write_text(json.dumps(sorted({candidate_id(s) for s in sources})), encoding="utf-8")
+    (folder / KNOWN).write_text(json.dumps(sorted({name_of(s) for s in sources})), encoding="utf-8")
 
 
 DRIVERS: Mapping[str, Callable[[Path, Mapping[str, Any]], None]] = {

@@ -13,13 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evo.core.records import Candidate, Certificate, Evaluation, Profile, Verdict, candidate_id
+from analysis.benchmarks.peers.prompts import name_of
+from evo.core.records import Candidate, Certificate, Evaluation, Profile, Verdict
 from evo.service.client import Client
 
 if TYPE_CHECKING:
     from typing import Self
 
 EVALUATIONS = "evaluations.jsonl"
+HOLD = "hold"  # while this file is in a run's folder, evaluations wait: the run is to be killed within one
 
 
 class LoggedClient:
@@ -39,8 +41,10 @@ class LoggedClient:
             yield self.evaluate(source)
 
     def evaluate(self, source: str) -> Evaluation:
-        name = candidate_id(source)
+        name = name_of(source)
         append(self._log, {"event": "begin", "id": name, "at": time.time()})
+        while (self._log.parent / HOLD).exists():
+            time.sleep(0.05)
         found = self._client.evaluate(source)
         speedup = found.speedup or 0.0
         append(self._log, {"event": "end", "id": name, "at": time.time(), "verdict": found.verdict, "speedup": speedup})

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.benchmarks import mutants
-from analysis.benchmarks.peers.prompts import Question, read_question, write_answer
+from analysis.benchmarks.peers.prompts import Question, name_of, read_question, write_answer
 from evo.core.records import candidate_id
 from operators.base import Context, Parent
 from operators.genes import COMPUTED, get_genes, set_genes
@@ -73,12 +73,12 @@ class FixedModel:
     def answer(self, messages: Sequence[Mapping[str, Any]], number: int) -> Answer:
         """The answer to a chat.  Raises UnknownPromptError if it shows no kernel."""
         question = read_question(messages)
-        key = f"{self._seed} {number} {candidate_id(question.source)}"
+        key = f"{self._seed} {number} {name_of(question.source)}"
         rng = random.Random(hashlib.sha256(key.encode()).digest())
         delay = rng.expovariate(1 / self._habits.mean_delay_s) * (10 if rng.random() < 0.05 else 1)
         kind, note, source = self._change(question, rng)
         if source is not None and kind in ("wrong", "syntax"):
-            self._broken[candidate_id(source)] = question.source
+            self._broken[name_of(source)] = question.source
         if source is None:
             text = note
         else:
@@ -89,7 +89,7 @@ class FixedModel:
 
     def _change(self, question: Question, rng: random.Random) -> tuple[str, str, str | None]:
         """The kind of an answer, a line about it, and the new kernel."""
-        broken, habits = self._broken.get(candidate_id(question.source)), self._habits
+        broken, habits = self._broken.get(name_of(question.source)), self._habits
         if rng.randrange(100) < habits.mends and broken is not None:
             return "mend", "Undo the last change, which broke the kernel.", broken
         if rng.randrange(100) < habits.combines and question.other is not None:

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evo.core.records import candidate_id
+
 START, END = "# EVOLVE-BLOCK-START", "# EVOLVE-BLOCK-END"  # the part of a program that both peers change
 FILE, EDITS = "file", "edits"
 
@@ -45,6 +47,11 @@ def unmarked(source: str) -> str:
     """Returns the source without these marks."""
     lines = source.strip("\n").split("\n")
     return "\n".join(line for line in lines if line.strip() not in (START, END)) + "\n"
+
+
+def name_of(source: str) -> str:
+    """Returns the id of a kernel, whether it has the marks or not."""
+    return candidate_id(unmarked(source))
 
 
 def read_question(messages: Sequence[Mapping[str, Any]]) -> Question:
@@ -109,7 +116,8 @@ def _block(text: str, heading: str, until: str | None = None) -> str | None:
 def write_answer(question: Question, note: str, source: str) -> str:
     """Returns an answer with a new source, in the form and with the tags that the engine's prompt asks for."""
     if question.form == EDITS:
-        code = "\n".join(f"<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE" for old, new in edits(question, source))
+        blocks = (f"<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE" for old, new in edits(question, source))
+        code = "\n".join(blocks)
     else:
         code = f"```python\n{marked(source) if question.engine != 'evo' else source.strip(chr(10)) + chr(10)}```"
     if question.engine == "shinka":

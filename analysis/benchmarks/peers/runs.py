@@ -22,18 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from analysis.benchmarks.endpoint import Endpoint, Reply
-from analysis.benchmarks.peers.evaluations import EVALUATIONS, append, lines
+from analysis.benchmarks.peers.evaluations import EVALUATIONS, HOLD, append, lines
 from analysis.benchmarks.peers.model import FixedModel, Habits
-from analysis.benchmarks.peers.prompts import UnknownPromptError, marked
+from analysis.benchmarks.peers.prompts import UnknownPromptError, marked, name_of
 from evo.core.errors import ConfigError, EvoError
-from evo.core.records import candidate_id
 from fitness.tasks.task import BUILTIN_TASKS
 
 ROOT = Path(__file__).parents[3]
 ANSWERS, DONE, LOG = "answers.jsonl", "done.json", "engine.log"
 RUN_LIMIT_S = 3600.0  # an engine that takes longer hangs
 QUIET_S = 1.0  # how long no evaluation may be under way before an engine that has its answers is ended
-AFTER_ANSWER_S = 0.3  # from the answer to `kill -9`: the engine has read it, a new kernel is not evaluated yet
+HELD_S = 30.0  # an engine evaluates an answer that soon, or it did not read it
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,10 @@ EVERY_ITERATION = Contestant("openevolve-checkpoints", "openevolve", checkpoint=
 
 @dataclass(frozen=True)
 class Run:
-    """One search.  kill_after: the number of the answer after which the engine's processes get SIGKILL; None: never."""
+    """One search.
+
+    kill_after: the engine's processes get SIGKILL while it evaluates the first kernel from that answer on; None: never.
+    """
 
     contestant: Contestant
     task: str
@@ -121,7 +123,7 @@ def execute(run: Run, folder: Path, url: str, python: str, habits: Habits) -> di
         interpreter = sys.executable if run.contestant.driver == "evo" else python
         if run.kill_after is not None:
             host.engine(interpreter)
-            append(folder / EVALUATIONS, {"event": "killed", "at": time.time()})
+            host.go_on()
         host.engine(interpreter)
         result = host.result()
     (folder / DONE).write_text(json.dumps(result), encoding="utf-8")
@@ -141,38 +143,58 @@ class _Host:
 
     def __post_init__(self) -> None:
         self._model = FixedModel(self.run.seed, self.habits)
+        self._lock, self._answers = threading.Lock(), 0
+        self._killing = threading.Event()  # the answer was given that the engine is not to survive
         self._enough = threading.Event()  # one request more than there are proposals has come
         self._over = threading.Event()
         self._endpoint = Endpoint(self._reply)
         self.url = self._endpoint.url
 
-    def _reply(self, body: dict[str, Any], number: int) -> Reply:
+    def _reply(self, body: dict[str, Any], _: int) -> Reply:
+        """Answers, or waits if the engine is to be killed or has all its answers."""
         if self.process is not None:
             self.cpu.append(cpu_seconds(self.process.pid))
-        # After a kill an engine may ask for some answers again, which shows in the number of answers.
-        if number >= self.run.proposals and self.run.kill_after is None:
+        with self._lock:
+            # After a kill an engine may ask for some answers again, which shows in the number of answers.
+            enough = self._answers >= self.run.proposals and self.run.kill_after is None
+            if not enough and not self._killing.is_set():
+                return self._answer(body)
+        if enough:
             self._enough.set()
-            self._over.wait()
-            return Reply(status=503)
-        came = time.time()
+        self._over.wait()
+        return Reply(status=503)
+
+    def _answer(self, body: dict[str, Any]) -> Reply:
+        number, came = self._answers, time.time()
+        self._answers += 1
         try:
             answer = self._model.answer(body["messages"], number)
         except UnknownPromptError as error:
             append(self.folder / ANSWERS, {"number": number, "kind": "unknown prompt", "came": came, "sent": came})
             return Reply(status=400, body=json.dumps({"error": {"message": str(error)}}).encode())
+        name = None if answer.source is None else name_of(answer.source)
         append(
             self.folder / ANSWERS,
             {
-                "number": number, "kind": answer.kind, "note": answer.note, "parent": candidate_id(answer.parent),
-                "id": None if answer.source is None else candidate_id(answer.source),
-                "came": came, "sent": time.time() + answer.delay_s,
+                "number": number, "kind": answer.kind, "note": answer.note, "parent": name_of(answer.parent),
+                "id": name, "came": came, "sent": time.time() + answer.delay_s,
             },
         )  # fmt: skip
-        if self.run.kill_after is not None and not self.killed and number + 1 >= self.run.kill_after:
-            self.killed = True
-            threading.Timer(answer.delay_s + AFTER_ANSWER_S, self._kill).start()
+        if self.run.kill_after is not None and not self.killed and name and number + 1 >= self.run.kill_after:
+            (self.folder / HOLD).touch()
+            self._killing.set()
+            threading.Thread(target=self._kill_within, args=(name,)).start()
         tokens = len(json.dumps(body["messages"])) // 4, len(answer.text) // 4
         return Reply(text=answer.text, finish=answer.finish, tokens=tokens, delay_s=answer.delay_s)
+
+    def _kill_within(self, name: str) -> None:
+        """Kills the engine while it evaluates a kernel, or later if it does not."""
+        end = time.monotonic() + HELD_S
+        path, before = self.folder / EVALUATIONS, len(lines(self.folder / EVALUATIONS))
+        while time.monotonic() < end and not any(event.get("id") == name for event in lines(path)[before:]):
+            time.sleep(0.05)
+        self.killed = True
+        self._kill()
 
     def engine(self, python: str) -> None:
         """Starts the engine and waits for its end, or until it has its answers and evaluated them."""
@@ -206,6 +228,14 @@ class _Host:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             return
+
+    def go_on(self) -> None:
+        """Answers again, after the engine was killed.  Raises EvoError if it was not."""
+        if not self.killed:
+            raise EvoError(f"{self.run.name}: expected the engine to be killed, it ended before; use a later --proposals")
+        append(self.folder / EVALUATIONS, {"event": "killed", "at": time.time(), "answers": self._answers})
+        (self.folder / HOLD).unlink()
+        self._killing.clear()
 
     def result(self) -> dict[str, Any]:
         return {"run": self.run.name, "cpu_s": self.cpu, "python": sys.version.split()[0]}
