@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -70,7 +70,7 @@ def _one(run: runs.Run, *, out: Path, url: str, python: str) -> str:
     return f"{run.name}: {'kept' if kept else 'done'}"
 
 
-def _names(known: tuple[str, ...]) -> object:
+def _names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     def read(text: str) -> tuple[str, ...]:
         names = tuple(text.split(","))
         if unknown := [name for name in names if name not in known]:

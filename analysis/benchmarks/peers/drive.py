@@ -17,7 +17,7 @@ from typing import Any
 from analysis.benchmarks.peers.prompts import name_of
 
 MODEL = "fixed"  # the name by which engines call the model
-KNOWN = "known.json"  # ids of the programs that the engine knows at its end
+KNOWN = "known.json"  # ids of the programs that the engine knows at its end: in memory, or in its store
 
 OPENEVOLVE_FILE = """from pathlib import Path
 
@@ -68,7 +68,7 @@ def run_shinka(folder: Path, run: Mapping[str, Any]) -> None:
     """ShinkaEvolve's runner with its default settings, but for those named here; resumes from its results."""
     import numpy as np
     from shinka.core import EvolutionConfig, ShinkaEvolveRunner
-    from shinka.database import DatabaseConfig
+    from shinka.database import DatabaseConfig, ProgramDatabase
     from shinka.launch import LocalJobConfig
 
     random.seed(run["seed"])
@@ -91,6 +91,8 @@ def run_shinka(folder: Path, run: Mapping[str, Any]) -> None:
         max_proposal_jobs=1,
     )
     runner.run()
+    known = ProgramDatabase(DatabaseConfig(db_path=str(folder / "shinka" / "programs.sqlite")), read_only=True)
+    _write_known(folder, [program.code for program in known.get_all_programs()])
 
 
 def run_evo(folder: Path, run: Mapping[str, Any]) -> None:
@@ -127,6 +129,7 @@ def run_evo(folder: Path, run: Mapping[str, Any]) -> None:
         store = Store.create(store_folder, info)
     with store:
         assemble.run_engine(store, task, first, evaluator, Listener())
+        _write_known(folder, [trial.proposal.candidate.source for trial in store.trials()])
     evaluator.close()
 
 

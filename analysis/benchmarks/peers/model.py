@@ -21,7 +21,7 @@ from operators.genes import COMPUTED, get_genes, set_genes
 from operators.recombine import Recombine
 from operators.rewrite import REWRITES
 
-# Rewrites that the model does not make: in one answer they try many settings, and an evaluation takes as many times longer.
+# Rewrites that the model does not make: one such answer tries many settings, and its evaluation takes longer.
 LEFT_OUT = ("add_autotune", "more_configs")
 
 
@@ -92,9 +92,9 @@ class FixedModel:
         broken, habits = self._broken.get(name_of(question.source)), self._habits
         if rng.randrange(100) < habits.mends and broken is not None:
             return "mend", "Undo the last change, which broke the kernel.", broken
-        if rng.randrange(100) < habits.combines and question.other is not None:
-            if (found := _combined(question, rng)) is not None:
-                return "combine", *found
+        combines = rng.randrange(100) < habits.combines and question.other is not None
+        if combines and (found := _combined(question, rng)) is not None:
+            return "combine", *found
         kinds = ("rewrite", "parameter", "wrong", "syntax", "prose", "cut")
         (kind,) = rng.choices(kinds, [getattr(habits, kind) for kind in kinds])
         if kind == "prose":

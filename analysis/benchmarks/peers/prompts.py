@@ -65,7 +65,7 @@ def read_question(messages: Sequence[Mapping[str, Any]]) -> Question:
             for read in (_evo, _openevolve, _shinka):
                 if (found := read(system, message["content"])) is not None:
                     return found
-    raise UnknownPromptError("expected a prompt of evo, OpenEvolve or ShinkaEvolve that shows a kernel, got another one")
+    raise UnknownPromptError("expected a prompt of evo, OpenEvolve or ShinkaEvolve that shows a kernel")
 
 
 def _evo(system: str, user: str) -> Question | None:

@@ -1,7 +1,7 @@
 """Makes the runs of the comparison: a service that evaluates, and for each run a model server and an engine's process.
 
 A run's folder has `run.json` (its settings), `answers.jsonl` (each answer of the model), `evaluations.jsonl` (what the
-engine asked the service), the engine's own files, and at the end `done.json`.  A run with `done.json` is not made again.
+engine asked the service), the engine's own files, and at the end `done.json`.  With `done.json` it is not made again.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ class _Host:
     def go_on(self) -> None:
         """Answers again, after the engine was killed.  Raises EvoError if it was not."""
         if not self.killed:
-            raise EvoError(f"{self.run.name}: expected the engine to be killed, it ended before; use a later --proposals")
+            raise EvoError(f"{self.run.name}: expected to kill the engine, it ended before; give more --proposals")
         append(self.folder / EVALUATIONS, {"event": "killed", "at": time.time(), "answers": self._answers})
         (self.folder / HOLD).unlink()
         self._killing.clear()
