@@ -55,13 +55,14 @@ def _make(given: argparse.Namespace) -> None:
 
 
 def _runs(given: argparse.Namespace) -> Iterator[runs.Run]:
-    """All runs: a seed on every task before the next seed, then those that are killed."""
-    for seed, task, name in itertools.product(range(given.seeds), given.tasks, given.engines):
-        yield runs.Run(runs.CONTESTANTS[name], task, seed, given.proposals)
-    if not given.no_kills:
-        killed = [runs.CONTESTANTS[name] for name in given.engines if name in ("evo", "openevolve", "shinka")]
-        for seed, contestant in itertools.product(range(given.seeds), [*killed, runs.EVERY_ITERATION]):
-            yield runs.Run(contestant, KILLED_TASK, seed, given.proposals, given.proposals // 2)
+    """All runs of a seed before the next seed: first those that are killed, then those of each task."""
+    killed = [runs.CONTESTANTS[name] for name in given.engines if name in ("evo", "openevolve", "shinka")]
+    for seed in range(given.seeds):
+        if not given.no_kills:
+            for contestant in [*killed, runs.EVERY_ITERATION]:
+                yield runs.Run(contestant, KILLED_TASK, seed, given.proposals, given.proposals // 2)
+        for task, name in itertools.product(given.tasks, given.engines):
+            yield runs.Run(runs.CONTESTANTS[name], task, seed, given.proposals)
 
 
 def _one(run: runs.Run, *, out: Path, url: str, python: str) -> str:
