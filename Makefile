@@ -8,8 +8,10 @@ BIN := $(VENV)/bin
 SERVER := .venv-server
 TRAIN := .venv-train
 PUBLISHED := .venv-published
+PEERS := .venv-peers
+PEERS_OUT ?= runs/peers
 
-.PHONY: run test test-server test-published train-demo lint bench figures clean
+.PHONY: run test test-server test-published train-demo peers lint bench figures clean
 
 run: $(VENV)/.installed
 	$(BIN)/python -m evo run --budget $(BUDGET)
@@ -34,6 +36,11 @@ train-demo: $(TRAIN)/.installed
 # Published trainers and search engines call evo as they do; nothing but packages is downloaded (350 MB).
 test-published: $(PUBLISHED)/.installed
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PUBLISHED)/bin/python -m pytest tests/test_published.py tests/test_training_trl.py
+
+# evo beside OpenEvolve and ShinkaEvolve with the same model, evaluator and proposals: hours on two cores; done runs stay.
+peers: $(PEERS)/.installed
+	OMP_NUM_THREADS=1 $(PEERS)/bin/python -m pytest -m published tests/test_peers.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m analysis.benchmarks.peers --out $(PEERS_OUT) $(PEERS_OPTIONS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -94,5 +101,11 @@ $(PUBLISHED)/.installed: $(VENV)/.installed-dev
 	-$(PUBLISHED)/bin/pip install --quiet --disable-pip-version-check --no-deps openrlhf==0.11.2
 	@touch $@
 
+# ShinkaEvolve asks for older packages than evo, which only this environment has.
+$(PEERS)/.installed: $(VENV)/.installed-dev
+	$(call environment,$(PEERS))
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check "$(TORCH)" openevolve==0.4.1 shinka-evolve==0.0.7
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(SERVER) $(TRAIN) $(PUBLISHED) build *.egg-info
+	rm -rf $(VENV) $(SERVER) $(TRAIN) $(PUBLISHED) $(PEERS) build *.egg-info
