@@ -61,7 +61,7 @@ def bound_names(node: cst.CSTNode) -> list[str]:
 
 def _bound_by(node: cst.CSTNode) -> Iterable[str]:
     match node:
-        case cst.Import() | cst.ImportFrom(names=[*_]):
+        case cst.Import() | cst.ImportFrom() if not isinstance(node.names, cst.ImportStar):
             return [code(a.asname.name if a.asname else a.name).partition(".")[0] for a in node.names]
         case cst.Assign():
             return [n for t in node.targets for n in sorted(names(t.target))]
@@ -165,7 +165,9 @@ def _dispatch(
     entry: str, original: str, choices: Sequence[Choice], arguments: Sequence[str], targets: Sequence[str]
 ) -> str | None:
     """Returns the text of the shapes and of the function that chooses by them."""
-    function = next(n for n in cst.parse_module(original).body if isinstance(n, cst.FunctionDef) and n.name.value == entry)
+    function = next(
+        n for n in cst.parse_module(original).body if isinstance(n, cst.FunctionDef) and n.name.value == entry
+    )
     given = function.params
     if isinstance(given.star_arg, cst.Param) or given.star_kwarg is not None:
         return None

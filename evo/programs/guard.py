@@ -20,6 +20,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import inspect
+import itertools
 import json
 import os
 import sys
@@ -136,7 +137,7 @@ def _memory(names: Sequence[str], values: Sequence[Any], tensors: Sequence[torch
         if isinstance(value, torch.Tensor) and value.data_ptr() % ALIGNMENT:
             return f"{name}: it does not start at a multiple of {ALIGNMENT} bytes"
     ranges = sorted(_bytes(t) for t in tensors if t.numel())
-    if any(end > begin for (_, end), (begin, _) in zip(ranges, ranges[1:], strict=False)):
+    if any(end > begin for (_, end), (begin, _) in itertools.pairwise(ranges)):
         return "tensors share memory"
     return ""
 

@@ -1,4 +1,4 @@
-"""Reads origin.json of a task that was made of a user's program: which function or kernel it is, and its calls there."""
+"""Reads origin.json of a task that was made of a user's program: what was captured, and its calls there."""
 
 from __future__ import annotations
 
