@@ -129,11 +129,12 @@ def header(finding: Finding) -> list[str]:
     fitness, kind = finding.fitness, "estimated" if finding.fitness.estimated else "measured"
     what = "several trials, chosen by shape," if finding.trial is None else f"trial {finding.trial}"
     today = datetime.datetime.now(datetime.UTC).date()
+    low, high = fitness.ci95
     evo = finding.info.versions.get("evo", "unknown")
     lines = [
         f"Written by `evo apply` of evo {VERSION} on {today}, in the place of {finding.origin.name}.",
         f"Source: {what} of run {finding.run.name} ({finding.date}, evo {evo}), task {finding.task.name}.",
-        f"Speedup: {fitness} {finding.info.config.baseline_kind.compared}, {kind}: {_device(finding)}.",
+        f"Speedup: {fitness.speedup:.2f}x [{low:.2f}, {high:.2f}] over the original, {kind} {_device(finding)}.",
     ]
     timings = {t.case: t for t in finding.evaluation.timings}
     lines += [f"  {_case_line(case, timings.get(case.name))}" for case in finding.task.cases]

@@ -94,15 +94,15 @@ class Domain:
         for position, (name, part) in enumerate(zip(self.names, parts, strict=True)):
             known = {call[position] for call in self.calls}
             if part[0] not in {k[0] for k in known}:
-                return f"{name}: {'no tensor' if part[0] == 'value' else 'dtype'} was verified like this"
+                return f"{name}: {'verified as a tensor only' if part[0] == 'value' else 'dtype not verified'}"
             if part[0] == "value":
                 if part not in known:
-                    return f"{name}: its value was not verified"
+                    return f"{name}: value not verified"
                 continue
             same = {k for k in known if k[0] == part[0]}
             for what, of in (("rank", lambda k: len(k[1])), ("shape", lambda k: k[1]), ("strides", lambda k: k[2])):
                 if of(part) not in {of(k) for k in same}:
-                    return f"{name}: its {what} was not verified"
+                    return f"{name}: {what} not verified"
                 same = {k for k in same if of(k) == of(part)}
         return "these arguments were verified, but not together"
 
@@ -242,14 +242,14 @@ class KernelProxy(KernelInterface):
             if name in self._domain.names or name in OPTIONS:
                 continue
             if part_of(value) not in self._domain.fixed.get(name, ()):
-                return None, f"{name}: its value was not verified"
+                return None, f"{name}: value not verified"
         if "grid" in {*self._domain.names, *self._domain.fixed}:
             try:
                 given["grid"] = _dimensions(grid(given) if callable(grid) else grid)
             except KeyError:  # of a parameter that only the tuner of the original knows
                 return None, "grid: it depends on what the original chooses"
             if "grid" in self._domain.fixed and part_of(given["grid"]) not in self._domain.fixed["grid"]:
-                return None, "grid: it was not verified"
+                return None, "grid: value not verified"
         for name in self._domain.names:
             if name not in given:
                 given[name] = self._parameters[name].default
@@ -310,9 +310,8 @@ class Patch:
     def active(self) -> bool:
         return bool(self._replaced)
 
-    @property
     def counts(self) -> dict[str, Any]:
-        """How often the new code ran, and by reason how often the original did."""
+        """Returns how often the new code ran, and by reason how often the original did."""
         return {"new": self._switch.new_runs, "original": dict(self._switch.original_runs)}
 
     def report(self) -> str:

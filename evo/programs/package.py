@@ -25,10 +25,10 @@ if __package__:
     from . import guard, kernel
 
     patch = guard.Patch(_FOLDER, kernel)
-    undo, report = patch.undo, patch.report
+    undo, counts, report = patch.undo, patch.counts, patch.report
 else:  # executed as a file
     sys.path.insert(0, str(_FOLDER.parent))
-    patch = importlib.import_module(f"{{_FOLDER.name}}.patch").patch
+    importlib.import_module(f"{{_FOLDER.name}}.patch")
 '''
 
 
@@ -57,7 +57,7 @@ def write_package(finding: Finding, folder: Path) -> list[Path]:
         "patch.py": _PATCH.format(mark=_MARK, header=docstring),
         "kernel.py": f"{comment}\n\n{finding.source}",
         "guard.py": Path(__file__).with_name("guard.py").read_text(encoding="utf-8"),
-        "domain.json": json.dumps(domain, indent=1) + "\n",
+        "domain.json": json.dumps(domain) + "\n",
         ORIGIN: finding.origin.text,
     }
     try:

@@ -300,9 +300,8 @@ class _Writer(cst.CSTTransformer):
         return updated_node.with_changes(body=new.body, params=new.params, decorators=new.decorators)
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
-        first = next(
-            i for i, (a, b) in enumerate(zip(original_node.body, updated_node.body, strict=True)) if a is not b
-        )
+        changed = {*self._use.replaced, *self._classes[:1]} - ({self._target} if self._classes else set())
+        first = next(i for i, node in enumerate(original_node.body) if changed & set(bound_names(node)))
         body: list[Any] = list(updated_node.body)
         comments = [cst.EmptyLine(comment=cst.Comment(f"# {line}".rstrip())) for line in header(self._finding)]
         added = self._use.added
