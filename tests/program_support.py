@@ -23,19 +23,19 @@ from fitness.tasks.task import hash_task
 from tests.engine_support import ok_trial
 
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
-KERNEL = '''
+KERNEL = """
 @triton.jit
 def scale_kernel(x_ptr, y_ptr, n, factor, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
     tl.store(y_ptr + offsets, tl.load(x_ptr + offsets, mask=mask) * factor, mask=mask)
-'''
-HOST = '''
+"""
+HOST = """
 def scale(x, factor=2.0):
     y = torch.empty_like(x)
     scale_kernel[(triton.cdiv(x.numel(), 16),)](x, y, x.numel(), factor, BLOCK=16)
     return y
-'''
+"""
 # The user's file: odd spacing, comments and a function that is not captured.
 PROGRAM = f'''"""Scales vectors."""
 from __future__ import annotations
@@ -52,7 +52,7 @@ def twice( x ):
 SEED = f"{HEAD}\n{KERNEL}\n{HOST}"
 # Wrong for all but full blocks: it has no mask.  Right at the verified sizes.
 FASTER = SEED.replace("BLOCK=16", "BLOCK=32").replace("numel(), 16)", "numel(), 32)").replace(", mask=mask", "")
-TASK = '''
+TASK = """
 import torch
 from fitness import Case
 
@@ -71,7 +71,7 @@ def inputs(case, generator):
 
 def reference(x, factor):
     return x * factor
-'''
+"""
 TENSOR = {"dtype": "float32", "shape": [64], "stride": [1], "offset": 0, "alignment": 16}
 X_AND_FACTOR = [{"name": "x", "tensor": TENSOR}, {"name": "factor", "value": 2.0}]
 
@@ -133,7 +133,9 @@ def write_run(
     seed = (task / "kernel.py").read_text()
     config = RunConfig(task=str(task), budget=len(candidates), operators=("params",))
     config = config.with_device("gpu" if measured else "cpu")
-    info = RunInfo(config, hash_task((task / "task.py").read_text(), seed), {"evo": "0.0"}, {"triton": triton.__version__})
+    info = RunInfo(
+        config, hash_task((task / "task.py").read_text(), seed), {"evo": "0.0"}, {"triton": triton.__version__}
+    )
     with Store.create(folder, info) as store:
         if keep:
             keep_task(folder, task)

@@ -19,7 +19,6 @@ from evo.programs.guard import Domain, KernelProxy, Patch, PatchWarning, Switch,
 from tests.program_support import import_program, origin, write_program
 
 
-
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")

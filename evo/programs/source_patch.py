@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,12 +192,7 @@ class _Patch:
     def _needed(self, new: cst.Module) -> dict[str, Definition]:
         """Returns the definitions that what was captured uses, in the order of the file, by name."""
         own = {name: d for d in definitions(new) for name in d.names}
-        waiting, seen = [self._target], set()
-        while waiting:
-            name = waiting.pop()
-            if name in own and name not in seen:
-                seen.add(name)
-                waiting += names(own[name].node) | {n for d in _decorators(own[name].node) for n in names(d)}
+        seen = _reached(own, {self._target})
         return {name: d for name, d in own.items() if name in seen}
 
     def _stays(self, name: str, definition: Definition) -> bool:
@@ -223,7 +218,8 @@ class _Patch:
         target = _function(self._module, self._finding.origin.attribute)
         inner = {id(n) for n in walk(target)} if target is not None else set()
         words = set(re.findall(r"\w+", " ".join(map(_text, _package_files(self._finding.origin, self._file)))))
-        found = {name for name, d in self._users.items() if isinstance(d.node, cst.FunctionDef)} - words
+        used = _reached(self._users, names(target) if target is not None else set())
+        found = {name for name in used if isinstance(self._users[name].node, cst.FunctionDef)} - words - {self._target}
         while found:
             own = inner | {id(n) for name in found for n in walk(self._users[name].node)}
             outside = {n.value for n in walk(self._module) if isinstance(n, cst.Name) and id(n) not in own}
@@ -231,6 +227,17 @@ class _Patch:
                 break
             found -= outside
         return found
+
+
+def _reached(own: Mapping[str, Definition], begin: Iterable[str]) -> set[str]:
+    """Returns the names among `own` that these names, and what they stand for, use."""
+    waiting, seen = list(begin), set()
+    while waiting:
+        name = waiting.pop()
+        if name in own and name not in seen:
+            seen.add(name)
+            waiting += names(own[name].node) | {n for d in _decorators(own[name].node) for n in names(d)}
+    return seen
 
 
 def _decorators(node: cst.CSTNode) -> Sequence[cst.CSTNode]:
