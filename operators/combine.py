@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import libcst as cst
 from libcst.metadata import Access, Assignment, MetadataWrapper, ScopeProvider
 
-from operators.source import code, names, parameters, replace, walk
+from operators.source import bindings, code, names, parameters, replace, walk
 
 Form = tuple[str | None, tuple[int, ...]]  # of an argument: dtype (None: not looked at) and shape
 Forms = tuple[Form | None, ...]  # of the arguments that are looked at; None for one that is None
@@ -68,6 +68,16 @@ def _bound_by(node: cst.CSTNode) -> Iterable[str]:
         case cst.AnnAssign(target=cst.Name(value=name)) if node.value is not None:
             return [name]
     return []
+
+
+def global_names(node: cst.CSTNode) -> set[str]:
+    """Returns the names that a top-level statement reads or calls, or may: those that a function binds itself aside."""
+    if not isinstance(node, cst.FunctionDef):
+        return names(node)
+    outside: list[cst.CSTNode] = [d.decorator for d in node.decorators]
+    for parameter in parameters(node):
+        outside += filter(None, (parameter.default, parameter.annotation and parameter.annotation.annotation))
+    return (names(node.body) - bindings(node).keys()).union(*map(names, outside))
 
 
 def _bare_text(node: cst.CSTNode) -> str:
@@ -156,7 +166,7 @@ def _same(module: cst.Module, shared: Mapping[str, str]) -> set[str]:
     """Returns the names whose definitions, and those of all that they use, are the same in the original."""
     own = {d.names[0]: d for d in definitions(module) if not d.is_import and len(d.names) == 1}
     same = {name for name, d in own.items() if shared.get(name) == d.text}
-    while lost := {name for name in same if (names(own[name].node) & own.keys()) - same}:
+    while lost := {name for name in same if (global_names(own[name].node) & own.keys()) - same}:
         same -= lost
     return same
 

@@ -29,8 +29,8 @@ from evo.core.text import quoted
 from evo.programs.apply import Finding, entry_of, header
 from evo.programs.origin import FUNCTION, Origin
 from evo.storage.best import diff
-from operators.combine import Definition, bound_names, definitions, renamed, unused
-from operators.source import code, names, parameters, walk
+from operators.combine import Definition, bound_names, definitions, global_names, renamed, unused
+from operators.source import code, parameters, walk
 
 IMPORT_S = 300.0  # importing torch, Triton and the user's package takes seconds, on a busy machine more
 _OTHERWISE = "use --package DIR, which replaces it while the program runs"
@@ -218,7 +218,7 @@ class _Patch:
         target = _function(self._module, self._finding.origin.attribute)
         inner = {id(n) for n in walk(target)} if target is not None else set()
         words = set(re.findall(r"\w+", " ".join(map(_text, _package_files(self._finding.origin, self._file)))))
-        used = _reached(self._users, names(target) if target is not None else set())
+        used = _reached(self._users, global_names(target) if target is not None else set())
         found = {name for name in used if isinstance(self._users[name].node, cst.FunctionDef)} - words - {self._target}
         while found:
             own = inner | {id(n) for name in found for n in walk(self._users[name].node)}
@@ -236,12 +236,8 @@ def _reached(own: Mapping[str, Definition], begin: Iterable[str]) -> set[str]:
         name = waiting.pop()
         if name in own and name not in seen:
             seen.add(name)
-            waiting += names(own[name].node) | {n for d in _decorators(own[name].node) for n in names(d)}
+            waiting += global_names(own[name].node)
     return seen
-
-
-def _decorators(node: cst.CSTNode) -> Sequence[cst.CSTNode]:
-    return node.decorators if isinstance(node, (cst.FunctionDef, cst.ClassDef)) else ()
 
 
 def _package_files(origin: Origin, file: Path) -> Iterator[Path]:
