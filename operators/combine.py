@@ -124,10 +124,13 @@ def unused(name: str, taken: set[str]) -> str:
     return made
 
 
-def dispatcher(entry: str, original: str, choices: Sequence[Choice], arguments: Sequence[str]) -> str | None:
+def dispatcher(
+    entry: str, original: str, choices: Sequence[Choice], arguments: Sequence[str], caller: str = ""
+) -> str | None:
     """Returns one source: `entry` calls the kernel that is chosen for the forms of its arguments, else the original.
 
-    arguments: the parameters that are looked at, in the order of the forms.
+    arguments: the parameters that are looked at, in the order of the forms.  caller: a function that calls `entry`; the
+    one of the original is kept.
     Returns None if the sources cannot be combined: an entry with `*args`, or one name imported from two modules.
     """
     taken: set[str] = {entry}
@@ -152,10 +155,12 @@ def dispatcher(entry: str, original: str, choices: Sequence[Choice], arguments: 
         targets.append(table[entry])
         text = cst.parse_module(renamed(source, table))
         kept = {table.get(name, name) for name in _bound(module)} - (same if position else set())
+        kept.discard(caller)
         blocks += [_bare_text(d.node) for d in definitions(text) if not d.is_import and set(d.names) & kept]
     header = "\n".join(dict.fromkeys(imports.values()))
     dispatch = _dispatch(entry, original, choices, arguments, targets)
-    return None if dispatch is None else "\n\n\n".join([header, *blocks, dispatch]) + "\n"
+    calling = [d.text for d in definitions(cst.parse_module(original)) if d.names == (caller,)]
+    return None if dispatch is None else "\n\n\n".join([header, *blocks, dispatch, *calling]) + "\n"
 
 
 def _bound(module: cst.Module) -> set[str]:

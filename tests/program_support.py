@@ -52,6 +52,9 @@ def twice( x ):
 SEED = f"{HEAD}\n{KERNEL}\n{HOST}"
 # Wrong for all but full blocks: it has no mask.  Right at the verified sizes.
 FASTER = SEED.replace("BLOCK=16", "BLOCK=32").replace("numel(), 16)", "numel(), 32)").replace(", mask=mask", "")
+# As `evo tasks new --from` writes it: an entry that makes the captured call, of a function with a plain value beside.
+PAIR = HOST.replace("return y", "return y, 16, None")
+WRAPPED = f"{HEAD}\n{KERNEL}\n{PAIR}\n\ndef entry(x):\n    result = scale(x, 2.0)\n    return [result[0]]\n"
 TASK = """
 import torch
 from fitness import Case
@@ -72,7 +75,20 @@ def inputs(case, generator):
 def reference(x, factor):
     return x * factor
 """
+WRAPPED_TASK = (
+    TASK.replace('"scale"', '"entry"')
+    .replace("device), 2.0", "device),")
+    .replace("(x, factor)", "(x)")
+    .replace("x * factor", "[x * 2.0]")
+)
 TENSOR = {"dtype": "float32", "shape": [64], "stride": [1], "offset": 0, "alignment": 16}
+WRAPPED_CALL = {
+    "arguments": [{"name": "x", "tensor": TENSOR}],
+    "call": "scale(x, 2.0)",
+    "result": {"tuple": [{"tensor": 0}, {"value": 16}, {"value": None}]},
+    "count": 3,
+    "gpu_us": None,
+}
 X_AND_FACTOR = [{"name": "x", "tensor": TENSOR}, {"name": "factor", "value": 2.0}]
 
 

@@ -82,7 +82,7 @@ def test_a_small_gain_is_not_worth_another_kernel(tmp_path):
 
 def test_a_surely_faster_one_is_taken_and_kept(run):
     told = Told({"small": 9.0, "large": 16.0})
-    said, say = heard()
+    _, say = heard()
     found = find(run, say, opener=told.open)
     assert found is not None and found.trial is None and found.certificate == PASSED
     assert found.fitness.per_case == {"small": 9.0, "large": 16.0}
@@ -101,7 +101,10 @@ def test_a_surely_faster_one_is_taken_and_kept(run):
     [
         (Told({"small": 1.0, "large": 16.0}), "is not surely faster than one kernel"),
         (Told({"small": 9.0, "large": 16.0}, verdict="wrong"), "it was found wrong: element 3 differs"),
-        (Told({"small": 9.0, "large": 16.0}, Certificate("", Verdict.WRONG, "differs")), "it is not certified: differs"),
+        (
+            Told({"small": 9.0, "large": 16.0}, Certificate("", Verdict.WRONG, "differs")),
+            "it is not certified: differs",
+        ),
     ],
 )
 def test_else_the_best_single_kernel_is_applied(run, told, why):
@@ -120,7 +123,9 @@ def test_a_run_that_a_gpu_measured_needs_one(run, tmp_path):
 
 def test_one_kernel_that_wins_everywhere_needs_no_dispatcher(tmp_path):
     task = write_task(tmp_path / "scaling", write_program(tmp_path, "prog_single"))
-    run = write_run(tmp_path / "run", task, [(FASTER, {"small": 2.0, "large": 2.0}), (OTHER, {"small": 1.0, "large": 1.5})])
+    run = write_run(
+        tmp_path / "run", task, [(FASTER, {"small": 2.0, "large": 2.0}), (OTHER, {"small": 1.0, "large": 1.5})]
+    )
     told = Told({"small": 9.0, "large": 16.0})
     found = find(run, print, opener=told.open)
     assert found is not None and not told.asked

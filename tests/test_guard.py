@@ -15,7 +15,7 @@ import torch
 import triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from evo.programs.guard import Domain, KernelProxy, Patch, PatchWarning, Switch, part_of, replaced_function
+from evo.programs.guard import Domain, KernelProxy, Patch, PatchWarning, Switch, parts_of, replaced_function, returned
 from tests.program_support import import_program, origin, write_program
 
 
@@ -29,12 +29,12 @@ def add(x, y, scale=1.0, *, out=None):
 
 
 def domain_of(*calls: tuple[Any, ...], names: tuple[str, ...] = ("x", "y", "scale")) -> Domain:
-    return Domain(names, frozenset(tuple(map(part_of, call)) for call in calls), {}, (9, 0))
+    return Domain(names, {parts_of(call): None for call in calls}, (9, 0))
 
 
 def guarded(*calls: tuple[Any, ...]) -> tuple[Any, Switch]:
     domain = domain_of(*calls)
-    switch = Switch("program.add", lambda x, y, scale: "new", domain)
+    switch = Switch("program.add", lambda values: "new", domain)
     return replaced_function(add, switch, domain), switch
 
 
@@ -57,7 +57,7 @@ def test_what_was_verified_runs_the_new_code_in_any_form_of_the_call(interpreted
         (lambda: (ones(4, 8, 1), ones(8)), "x: rank not verified"),
         (lambda: (ones(4, 9), ones(8)), "x: shape not verified"),
         (lambda: (ones(8, 4).t(), ones(8)), "x: strides not verified"),
-        (lambda: (ones(33)[1:].view(4, 8), ones(8)), "x: it does not start at a multiple of 16 bytes"),
+        (lambda: (ones(33)[1:].view(4, 8), ones(8)), "a tensor does not start at a multiple of 16 bytes"),
         (lambda: (ones(4, 8), ones(8), 2.0), "scale: value not verified"),
         (lambda: (ones(4, 8), ones(8), 1), "scale: value not verified"),
         (lambda: (ones(4, 8), None), "y: verified as a tensor only"),
@@ -82,6 +82,33 @@ def test_tensors_that_share_memory_run_the_original(interpreted):
     assert function(x, x[1]) == "original" and switch.original_runs == {"tensors share memory": 1}
     both = ones(5, 8)
     assert function(both[:4], both[4]) == "new", "parts of one storage that do not overlap"
+
+
+def test_one_tensor_given_twice_was_verified_if_the_task_did(interpreted):
+    x = ones(8)
+    function, switch = guarded((x, x, 1.0))
+    y = ones(8)
+    assert function(y, y) == function(y, y[:]) == "new" and function(y, ones(8)) == "original"
+    assert switch.original_runs == {"these arguments were verified, but not together": 1}
+
+
+def test_lists_of_tensors_are_compared_by_their_parts(interpreted):
+    function, _ = guarded(([ones(4), ones(4)], None, 1.0))
+    assert function([ones(4), ones(4)], None) == "new"
+    assert function([ones(4), ones(5)], None) == function((ones(4), ones(4)), None) == "original"
+    shared = ones(6)
+    assert function([shared[:4], shared[1:5]], None) == "original"
+
+
+def test_plain_values_of_a_result_are_those_that_the_original_returned():
+    structure = {"tuple": [{"tensor": 0}, {"value": 64}, {"dict": {"mean": {"tensor": 1}, "n": {"value": None}}}]}
+    y, mean = ones(2), ones(1)
+    found = returned(structure, (y, 128, {"mean": mean, "n": 3}))
+    assert found[0] is y and found[1] == 64 and found[2]["mean"] is mean and found[2]["n"] is None
+    assert returned(None, 3) == 3 and returned({"other": "Thing"}, 3) == 3
+    for other in ((y, 128), y, [y, 128, {"mean": mean, "n": 3}], (3, 128, {"mean": mean, "n": 3})):
+        with pytest.raises(TypeError, match="expected a result like"):
+            returned(structure, other)
 
 
 def test_an_argument_that_the_task_did_not_give_must_be_its_default(interpreted):
@@ -125,7 +152,7 @@ def test_host_memory_without_the_interpreter_runs_the_original(monkeypatch):
 
 def test_torch_compile_traces_the_original(interpreted):
     domain = domain_of((ones(4),), names=("x",))
-    switch = Switch("program.double", lambda x: x * 3, domain)
+    switch = Switch("program.double", lambda values: values[0] * 3, domain)
     function = replaced_function(lambda x: x * 2, switch, domain)
     compiled = torch.compile(function, backend="eager", fullgraph=True)
     assert compiled(ones(4)).tolist() == [2.0] * 4 and switch.new_runs == 0
@@ -135,7 +162,7 @@ def test_torch_compile_traces_the_original(interpreted):
 def test_an_error_of_the_new_code_names_the_way_back(interpreted):
     domain = domain_of((ones(4),), names=("x",))
 
-    def broken(x):
+    def broken(values):
         raise ValueError("no such block")
 
     function = replaced_function(lambda x: x, Switch("program.same", broken, domain), domain)
@@ -157,26 +184,22 @@ def test_counts_are_right_with_threads(interpreted):
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def proxy_of(kernel: Any, names: tuple[str, ...], fixed: dict[str, list[Any]]) -> tuple[KernelProxy, Switch, list[Any]]:
+def proxy_of(kernel: Any) -> tuple[KernelProxy, Switch, list[Any]]:
     ran: list[Any] = []
-    x = ones(64)
-    values = {"x_ptr": x, "y_ptr": x, "n": 64, "factor": 2.0, "grid": (4, 1, 1)}
-    call = tuple(part_of(values[name]) for name in names)
-    domain = Domain(
-        names, frozenset([call]), {n: frozenset(map(part_of, values)) for n, values in fixed.items()}, (9, 0)
-    )
-    switch = Switch("program.scale_kernel", lambda *values: ran.append(values), domain)
+    names = ("x_ptr", "y_ptr", "n", "factor", "BLOCK", "grid")
+    domain = Domain(names, {parts_of((ones(64), ones(64), 64, 2.0, 16, (4, 1, 1))): None}, (9, 0))
+    switch = Switch("program.scale_kernel", ran.append, domain)
     return KernelProxy(kernel, switch, domain), switch, ran
 
 
 def test_a_kernel_is_launched_as_before_and_replaced_inside_the_domain(tmp_path, monkeypatch):
     kernel = import_program(write_program(tmp_path, "prog_proxy"), monkeypatch).scale_kernel
-    proxy, switch, ran = proxy_of(kernel, ("x_ptr", "y_ptr", "n", "factor"), {"BLOCK": [16], "grid": [(4, 1, 1)]})
+    proxy, switch, ran = proxy_of(kernel)
     x, y = torch.arange(64.0), torch.zeros(64)
     proxy[(4,)](x, y, 64, 2.0, BLOCK=16, num_warps=8)
     proxy[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](x, y, n=64, factor=2.0, BLOCK=16)
-    proxy.run(x, y, 64, 2.0, 16, grid=(4, 1, 1), warmup=False)
-    assert len(ran) == 3 and not y.any()
+    proxy.run(x, y, 64, 2.0, 16, grid=4, warmup=False)
+    assert [values[-1] for values in ran] == [(4, 1, 1)] * 3 and not y.any()
 
     for grid, arguments, options in [
         ((2,), (x, y, 64, 2.0), {"BLOCK": 16}),
@@ -188,23 +211,27 @@ def test_a_kernel_is_launched_as_before_and_replaced_inside_the_domain(tmp_path,
         proxy[grid](*arguments, **options)
         assert y.any(), "the original ran"
     assert len(ran) == 3
-    assert switch.original_runs == {
-        "grid: value not verified": 1,
-        "factor: value not verified": 1,
-        "BLOCK: value not verified": 1,
-        "n: value not verified": 1,
-    }
+    assert switch.original_runs == {f"{name}: value not verified": 1 for name in ("grid", "factor", "BLOCK", "n")}
     assert proxy.arg_names == ["x_ptr", "y_ptr", "n", "factor", "BLOCK"] and proxy.fn is kernel.fn
 
 
-def test_a_grid_may_be_an_argument_of_the_entry(tmp_path, monkeypatch):
-    kernel = import_program(write_program(tmp_path, "prog_grid"), monkeypatch).scale_kernel
-    proxy, switch, ran = proxy_of(kernel, ("x_ptr", "y_ptr", "n", "factor", "grid"), {})
+def test_what_a_tuner_chooses_is_taken_from_the_verified_call(tmp_path, monkeypatch):
+    kernel = import_program(write_program(tmp_path, "prog_tuned"), monkeypatch).scale_kernel
+
+    @triton.heuristics({"BLOCK": lambda meta: 32})
+    @triton.jit
+    def unused(x_ptr, BLOCK):
+        pass
+
+    tuned = unused
+    tuned.fn = kernel
+    tuned.arg_names = kernel.arg_names
+    proxy, switch, ran = proxy_of(tuned)
     x, y = torch.arange(64.0), torch.zeros(64)
-    proxy[4,](x, y, 64, 2.0)
-    assert ran[0][-1] == (4, 1, 1)
-    proxy[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, y, 64, 2.0, BLOCK=16)
-    assert y.any() and list(switch.original_runs) == ["BLOCK: value not verified"]
+    proxy[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](x, y, 64, 2.0)
+    assert ran[0][-2:] == [16, (4, 1, 1)], "the values of the verified call, in the place of the tuner's"
+    proxy[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](x, y, 64, 3.0)
+    assert torch.equal(y, x * 3) and sum(switch.original_runs.values()) == 1
 
 
 # --- patches ---------------------------------------------------------------------------------------------------------
@@ -213,8 +240,8 @@ DOMAIN = {
     "version": 1,
     "function": "scale",
     "names": ["x", "factor"],
-    "calls": [[["float32", [64], [1]], ["value", "float", "2.0"]]],
-    "fixed": {},
+    "calls": [{"arguments": [["float32", [64], [1]], ["value", "float", "2.0"]], "result": None}],
+    "slots": None,
     "capability": [9, 0],
     "triton": triton.__version__,
 }
@@ -267,14 +294,14 @@ def test_static_methods_are_replaced_on_their_class(tmp_path, monkeypatch):
 def test_a_kernel_is_replaced_where_the_program_launches_it(tmp_path, monkeypatch):
     file = write_program(tmp_path, "prog_kernel")
     ops = import_program(file, monkeypatch)
-    values = ["value", "int", "64"], ["value", "float", "2.0"]
+    values = [["value", *text] for text in (("int", "64"), ("float", "2.0"), ("int", "16"), ("tuple", "(4, 1, 1)"))]
     domain = DOMAIN | {
         "function": "launch",
-        "names": ["x_ptr", "y_ptr", "n", "factor"],
-        "calls": [[*[["float32", [64], [1]]] * 2, *values]],
-        "fixed": {"BLOCK": [["value", "int", "16"]], "grid": [["value", "tuple", "(4, 1, 1)"]]},
+        "names": ["x_ptr", "y_ptr", "n", "factor", "BLOCK", "grid"],
+        "calls": [{"arguments": [*[["float32", [64], [1]]] * 2, *values], "result": None}],
+        "slots": [["grid", 0], ["grid", 1], ["y_ptr"], ["n"]],
     }
-    new = types.SimpleNamespace(launch=lambda x, y, n, factor: y.fill_(7))
+    new = types.SimpleNamespace(launch=lambda gx, gy, y, n: y.fill_(gx + gy + n - 62))
     patch = Patch(files(tmp_path / "made", file, domain, attribute="scale_kernel", kind="kernel"), new)
     assert ops.scale(ones(64)).tolist() == [7.0] * 64
     assert ops.scale(ones(48)).tolist() == [2.0] * 48

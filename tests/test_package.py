@@ -15,7 +15,19 @@ import torch
 from evo.core.errors import ConfigError
 from evo.programs.apply import find
 from evo.programs.package import write_package
-from tests.program_support import FASTER, import_program, write_program, write_run, write_task
+from tests.program_support import (
+    FASTER,
+    HOST,
+    PAIR,
+    PROGRAM,
+    WRAPPED,
+    WRAPPED_CALL,
+    WRAPPED_TASK,
+    import_program,
+    write_program,
+    write_run,
+    write_task,
+)
 
 
 @pytest.fixture
@@ -85,7 +97,7 @@ def test_its_files_say_what_was_measured_and_what_was_verified(written):
     file, package = written
     domain = json.loads((package / "domain.json").read_text())
     assert domain["names"] == ["x", "factor"] and domain["capability"] == [9, 0]
-    assert [call[0][1] for call in domain["calls"]] == [[64], [256], [96]]
+    assert [call["arguments"][0][1] for call in domain["calls"]] == [[64], [256], [96]]
     assert json.loads((package / "origin.json").read_text())["file"] == str(file)
     docstring = ast.get_docstring(ast.parse((package / "patch.py").read_text()))
     assert docstring is not None and "1.73x [1.73, 1.73] over the original, estimated" in docstring
@@ -107,13 +119,24 @@ def test_an_earlier_package_is_replaced_and_other_folders_are_not(written, tmp_p
         write_package(finding, tmp_path / "fast-scale")
 
 
-def test_an_entry_with_other_arguments_than_the_captured_function_is_refused(tmp_path):
-    file = write_program(tmp_path, "prog_arguments")
-    call = {"arguments": [{"name": "y", "value": 1}], "count": 1, "gpu_us": None}
-    task = write_task(tmp_path / "scaling", file, calls=[call])
-    finding = find(write_run(tmp_path / "run", task, [(FASTER, {"small": 2.0, "large": 2.0})]), print, opener=None)
+def test_a_task_with_an_entry_around_the_function_and_plain_results(tmp_path, monkeypatch):
+    file = write_program(tmp_path, "prog_entry_around", PROGRAM.replace(HOST, PAIR))
+    task = write_task(tmp_path / "scaling", file, seed=WRAPPED, task=WRAPPED_TASK, calls=[WRAPPED_CALL])
+    new = WRAPPED.replace("BLOCK=16", "BLOCK=32").replace("numel(), 16)", "numel(), 32)").replace("y, 16", "y, 32")
+    finding = find(write_run(tmp_path / "run", task, [(new, {"small": 2.0, "large": 2.0})]), print, opener=None)
     assert finding is not None
-    with pytest.raises(
-        ConfigError, match=r"takes arguments of the function prog_arguments.ops.scale \(y\), got x, factor"
-    ):
-        write_package(finding, tmp_path / "made")
+    write_package(finding, tmp_path / "fast_entry")
+    ops = import_program(file, monkeypatch)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    patch = importlib.import_module("fast_entry.patch")
+    try:
+        x = torch.randn(64)
+        y, block, nothing = ops.scale(x)
+        assert torch.equal(y, x * 2) and (block, nothing) == (16, None), "as the original returned it"
+        assert patch.counts() == {"new": 1, "original": {}}
+        assert ops.scale(torch.randn(256))[1] == 16, (
+            "a case that was not captured: what the original returns is unknown"
+        )
+        assert patch.counts()["new"] == 1
+    finally:
+        patch.undo()

@@ -18,8 +18,12 @@ from tests.program_support import (
     HEAD,
     HOST,
     KERNEL,
+    PAIR,
     PROGRAM,
     SEED,
+    WRAPPED,
+    WRAPPED_CALL,
+    WRAPPED_TASK,
     import_program,
     write_program,
     write_run,
@@ -136,6 +140,33 @@ def test_the_kernel_alone_is_replaced_if_the_launch_is_the_same(tmp_path):
     other = finding_of(tmp_path / "second", file, new.replace("[(4,)]", "[(8,)]"), **how)
     with pytest.raises(ConfigError, match=r"the launch differs too, and it is in code.*use --package"):
         patched(other, file)
+
+
+WRAPPED_HOW = {"seed": WRAPPED, "task": WRAPPED_TASK, "calls": [WRAPPED_CALL], **UNIMPORTED}
+
+
+def faster(source: str) -> str:
+    return source.replace("BLOCK=16", "BLOCK=32").replace("numel(), 16)", "numel(), 32)")
+
+
+def test_an_entry_around_the_captured_function_stays_outside(tmp_path):
+    file = write_program(tmp_path, "prog_wrapped", PROGRAM.replace(HOST, PAIR))
+    _, after = patched(finding_of(tmp_path, file, faster(WRAPPED), **WRAPPED_HOW), file)
+    assert b"BLOCK=32)\n    return y, 16, None" in after and b"def entry" not in after
+
+
+def test_plain_results_must_come_from_the_same_statements(tmp_path):
+    file = write_program(tmp_path, "prog_values", PROGRAM.replace(HOST, PAIR))
+    finding = finding_of(tmp_path, file, faster(WRAPPED).replace("return y, 16", "return y, 32"), **WRAPPED_HOW)
+    with pytest.raises(ConfigError, match="returns plain values too, and the new one computes them otherwise"):
+        patched(finding, file)
+
+
+def test_new_code_in_the_entry_around_is_refused(tmp_path):
+    file = write_program(tmp_path, "prog_entry", PROGRAM.replace(HOST, PAIR))
+    finding = finding_of(tmp_path, file, faster(WRAPPED).replace("scale(x, 2.0)", "scale(x, 1.0 + 1.0)"), **WRAPPED_HOW)
+    with pytest.raises(ConfigError, match="changes the call of it in entry"):
+        patched(finding, file)
 
 
 def test_a_file_that_changed_since_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
 import textwrap
 from collections.abc import Callable
@@ -10,18 +11,19 @@ from pathlib import Path
 
 import libcst as cst
 
-from evo.core import VERSION
+from evo.core import VERSION, syntax
 from evo.core.errors import ConfigError, StoreError
 from evo.core.records import GPU_FACTS, Case, Certificate, Evaluation, Fitness, Timing, score
 from evo.core.text import plain
 from evo.programs import dispatch
-from evo.programs.origin import Origin, read_origin
+from evo.programs.host_call import function_of
+from evo.programs.origin import KERNEL, Origin, read_origin
 from evo.storage.best import Conclusion, read_result
 from evo.storage.folders import kept_task
 from evo.storage.queries import RunInfo, RunReader
 from fitness.frontend.target import Target, from_spec
 from fitness.tasks.task import ChangedTaskError, Task, load_task
-from operators.source import parameters
+from operators.source import code
 
 Say = Callable[[str], None]
 _WIDTH = 100  # characters of a line of the header
@@ -59,16 +61,30 @@ class Finding:
         """The version of Triton with which it was evaluated."""
         return str(self.info.environment.get("triton") or self.info.config.triton)
 
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Names of the entry's parameters."""
-        entry = entry_of(self.source, self.task.entry)
-        return tuple(p.name.value for p in parameters(entry))
+    def check_entry(self) -> None:
+        """Raises ConfigError if the new code changes how the captured function is called, not only the function."""
+        task, origin = self.task, self.origin
+        if origin.kind == KERNEL or task.entry == origin.last:
+            return
+        old, new = (function_of(source, task.entry) for source in (task.needed_seed, self.source))
+        if meaning(old) != meaning(new):
+            raise ConfigError(
+                f"expected a new {origin.last}, but trial {self.trial} changes the call of it in {task.entry}, which "
+                "stands for the program; apply another run"
+            )
 
 
-def entry_of(source: str, entry: str) -> cst.FunctionDef:
-    """Returns the function of that name at the top level of a kernel file."""
-    return next(n for n in cst.parse_module(source).body if isinstance(n, cst.FunctionDef) and n.name.value == entry)
+def meaning(node: cst.CSTNode) -> str:
+    """Returns a text that is equal for functions, or bodies, that differ in layout, comments and docstrings alone."""
+    if isinstance(node, cst.FunctionDef):
+        node = node.with_changes(leading_lines=[])
+    else:
+        node = cst.FunctionDef(cst.Name("f"), cst.Parameters(), node)  # type: ignore[arg-type]  # a body
+    tree = syntax.parse(code(node))
+    for part in ast.walk(tree):
+        if isinstance(part, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(part) is not None:
+            part.body = part.body[1:] or [ast.Pass()]
+    return ast.dump(tree)
 
 
 def find(run_folder: Path, say: Say, *, opener: dispatch.Opener | None) -> Finding | None:
@@ -90,7 +106,7 @@ def find(run_folder: Path, say: Say, *, opener: dispatch.Opener | None) -> Findi
         run_folder, date, info, task, origin, conclusion.source, best.evaluation, conclusion.certificate, best.index
     )
     if opener is not None:
-        made = dispatch.find(run_folder, info, task, conclusion, trials, say, opener)
+        made = dispatch.find(run_folder, info, task, origin, conclusion, trials, say, opener)
         if made is not None:
             return replace(
                 finding, source=made.source, evaluation=made.evaluation, certificate=made.certificate, trial=None

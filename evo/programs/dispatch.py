@@ -26,14 +26,16 @@ from evo.core.records import (
     evaluation_to_json,
     surely_faster,
 )
-from evo.programs.domain import parts_of
+from evo.programs.guard import Part, part_of
+from evo.programs.host_call import arguments_of, function_of
+from evo.programs.origin import KERNEL, Origin
 from evo.storage.best import Conclusion, best_source
+from fitness.tasks.calls import Calls
 from operators.combine import Choice, Form, Forms, dispatcher
-from operators.source import parameters, parse
+from operators.source import parameters
 
 if TYPE_CHECKING:
     from evo.core.settings import RunConfig
-    from evo.programs.guard import Part
     from evo.storage.queries import RunInfo
     from fitness.tasks.task import Task
 
@@ -68,6 +70,7 @@ def find(
     run_folder: Path,
     info: RunInfo,
     task: Task,
+    origin: Origin,
     conclusion: Conclusion,
     trials: Sequence[Trial],
     say: Callable[[str], None],
@@ -80,7 +83,7 @@ def find(
     chosen = winners(trials, conclusion)
     if len({trial.index for trial in chosen.values()}) < 2:
         return None
-    source = source_of(task, conclusion.best, chosen, measured=info.config.device == "gpu")
+    source = source_of(task, origin, conclusion.best, chosen, measured=info.config.device == "gpu")
     if source is None:
         say("no dispatcher over shapes: the kernels cannot be put into one file")
         return None
@@ -121,25 +124,22 @@ def _ratio(trial: Trial, case: str) -> float:
     return next((t.ratio for t in trial.evaluation.timings if t.case == case), 0.0)
 
 
-def source_of(task: Task, best: Trial, chosen: dict[str, Trial], *, measured: bool) -> str | None:
+def source_of(task: Task, origin: Origin, best: Trial, chosen: dict[str, Trial], *, measured: bool) -> str | None:
     """Returns the text of a dispatcher; None if the kernels cannot be combined.
 
-    Holdout cases are not timed: they run the best kernel, which was verified there.
+    The captured function dispatches; of a launch alone, the task's entry.  Holdout cases are not timed: they run the
+    best kernel, which was verified there.
     """
-    original = task.needed_seed
-    entry = parse(original)
-    if entry is None:
-        return None
-    names = [p.name.value for p in parameters(entry.hosts[task.entry])]
-    calls = {case.name: _sizes(task, case, measured) for case in task.cases}
+    target = task.entry if origin.kind == KERNEL else origin.last
+    calls = {case.name: _sizes(task, origin, case, measured) for case in task.cases}
     every = [call for of in calls.values() for call in of]
-    tensors = [i for i in range(len(every[0])) if any(call[i][0] != "value" for call in every)]
-    several = {call[i][0] for call in every for i in tensors} - {"value"}
+    tensors = [name for name in every[0] if any(call[name][0] not in ("value", "parts") for call in every)]
+    several = {call[name][0] for call in every for name in tensors} - {"value"}
     by_forms: dict[Forms, Trial] = {}
     for case in sorted(task.cases, key=lambda c: c.role == "holdout"):
         trial = chosen.get(case.name, best)
         for call in calls[case.name]:
-            forms = tuple(_form(call[i], len(several) > 1) for i in tensors)
+            forms = tuple(_form(call[name], len(several) > 1) for name in tensors)
             if by_forms.setdefault(forms, trial) is not trial and case.role == "tune":
                 by_forms[forms] = best  # two cases that shapes do not tell apart
     choices = [
@@ -147,12 +147,20 @@ def source_of(task: Task, best: Trial, chosen: dict[str, Trial], *, measured: bo
         for trial in {t.index: t for t in by_forms.values()}.values()
         if trial.index != 0
     ]
-    return dispatcher(task.entry, original, choices, [names[i] for i in tensors])
+    return dispatcher(target, task.needed_seed, choices, tensors, "" if target == task.entry else task.entry)
 
 
-def _sizes(task: Task, case: Case, measured: bool) -> list[tuple[Part, ...]]:
-    """Returns the arguments of a case; without a GPU also at the sizes that the interpreter executes."""
-    return [parts_of(task, c) for c in ((case,) if measured else (case, case.on_cpu()))]
+def _sizes(task: Task, origin: Origin, case: Case, measured: bool) -> list[dict[str, Part]]:
+    """Returns the arguments of a case by name; without a GPU also at the sizes that the interpreter executes."""
+    found = []
+    for size in (case,) if measured else (case, case.on_cpu()):
+        if origin.kind == KERNEL:
+            names = [p.name.value for p in parameters(function_of(task.needed_seed, task.entry))]
+            given = dict(zip(names, Calls(task).arguments(size), strict=False))
+        else:
+            given = arguments_of(task, origin, size)
+        found.append({name: part_of(value) for name, value in given.items()})
+    return found
 
 
 def _form(part: Part, with_dtype: bool) -> Form | None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from evo.core.errors import ConfigError
 from evo.core.records import Case
-from evo.programs.guard import Part, part_of
-from evo.programs.origin import FUNCTION, KERNEL, Origin
+from evo.programs.guard import Part, part_of, parts_of
+from evo.programs.host_call import arguments_of, slots_of
+from evo.programs.origin import KERNEL, CapturedCall, Origin
 
 if TYPE_CHECKING:
     from fitness.frontend.target import Target
     from fitness.tasks.task import Task
+
+VERSION = 1  # of domain.json
 
 
 def verified_cases(task: Task, measured: bool) -> list[Case]:
@@ -24,54 +27,48 @@ def verified_cases(task: Task, measured: bool) -> list[Case]:
     return [*task.cases] if measured else [*task.cases, *(case.on_cpu() for case in task.cases)]
 
 
-def parts_of(task: Task, case: Case) -> tuple[Part, ...]:
-    """Returns what is compared of each argument of a case."""
-    from fitness.tasks.calls import Calls
-
-    return tuple(map(part_of, Calls(task).arguments(case)))
-
-
-def domain_of(
-    task: Task, origin: Origin, parameters: Sequence[str], function: str, target: Target, triton: str, measured: bool
-) -> dict[str, Any]:
+def domain_of(task: Task, origin: Origin, target: Target, triton: str, measured: bool) -> dict[str, Any]:
     """Returns what domain.json holds.
 
-    parameters: of the function of that name in the kernel file, which gets the task's inputs.
-    Raises ConfigError if these are not parameters of what was captured.
+    "names" of the arguments; "calls": [{"arguments": parts, "result": structure or None}]; "function" of kernel.py that
+    runs; "slots": for a kernel, which arguments of a launch that function gets.
+    Raises ConfigError if the task does not call what was captured in one way.
     """
-    calls = list(dict.fromkeys(parts_of(task, case) for case in verified_cases(task, measured)))
-    names = list(parameters[: len(calls[0])])
-    _check_names(origin, names)
+    calls = [arguments_of(task, origin, case) for case in verified_cases(task, measured)]
+    names = list(calls[0])
+    if strange := next((call for call in calls if list(call) != names), None):
+        raise ConfigError(f"expected calls of {origin.name} with the same arguments, got {names} and {list(strange)}")
+    found: dict[tuple[Part, ...], Any] = {}
+    noted = any(captured.result is not None for captured in origin.calls)
+    for call in calls:
+        result = _result(origin, call)
+        if result is not None or not noted:  # else what else the original returns there is not known
+            found.setdefault(parts_of(list(call.values())), result)
+    if not found:
+        raise ConfigError(f"expected a case that is a captured call of {origin.name}, got none; make the task again")
+    kernel = origin.kind == KERNEL
     return {
-        "version": 1,
-        "function": function,
+        "version": VERSION,
+        "function": task.entry if kernel else origin.last,
         "names": names,
-        "calls": calls,
-        "fixed": _fixed(origin, names) if origin.kind == KERNEL else {},
+        "calls": [{"arguments": parts, "result": result} for parts, result in found.items()],
+        "slots": slots_of(task, origin) if kernel else None,
         "capability": list(divmod(target.arch, 10)),
         "triton": triton,
     }
 
 
-def _check_names(origin: Origin, names: Sequence[str]) -> None:
-    captured = {argument.name for call in origin.calls for argument in call.arguments}
-    known = captured | ({"grid"} if origin.kind == KERNEL else set())
-    if strange := [name for name in names if name not in known]:
-        what = "function" if origin.kind == FUNCTION else "kernel"
-        raise ConfigError(
-            f"expected a task whose entry takes arguments of the {what} {origin.name} ({', '.join(sorted(captured))}), "
-            f"got {', '.join(strange)}; make the task again by `evo tasks new --from`"
-        )
+def _result(origin: Origin, call: Mapping[str, Any]) -> Any:
+    """Returns the structure of what the original returned for these arguments; None if that was not captured."""
+    return next((captured.result for captured in origin.calls if _is_of(captured, call)), None)
 
 
-def _fixed(origin: Origin, names: Sequence[str]) -> dict[str, list[Part]]:
-    """Returns, for the arguments of a launch that the task's entry does not take, the values that they had."""
-    found: dict[str, list[Part]] = {}
-    for call in origin.calls:
-        for argument in call.arguments:
-            if argument.name not in names and argument.tensor is None:
-                value = tuple(argument.value) if isinstance(argument.value, list) else argument.value
-                found.setdefault(argument.name, []).append(part_of(value))
-        if call.grid is not None and "grid" not in names:
-            found.setdefault("grid", []).append(part_of((*call.grid, 1, 1)[:3]))
-    return {name: list(dict.fromkeys(parts)) for name, parts in found.items()}
+def _is_of(captured: CapturedCall, call: Mapping[str, Any]) -> bool:
+    for argument in captured.arguments:
+        if argument.alias or argument.name not in call:
+            continue
+        form = argument.tensor
+        part = part_of(argument.value) if form is None else (form.dtype, form.shape, form.stride)
+        if part_of(call[argument.name]) != part:
+            return False
+    return True

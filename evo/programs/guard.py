@@ -5,7 +5,7 @@
 A call is inside the verified domain if
 
 - dtype, shape and strides of all tensors, and all plain values, are exactly those of one verified case;
-- each tensor starts at a multiple of 16 bytes, and no two of them share memory;
+- each tensor starts at a multiple of 16 bytes, and no two of them share memory, unless they are one in that case too;
 - all tensors are plain ones on one GPU of the verified compute capability (or in host memory, if Triton interprets);
 - autograd does not record the call: no tensor requires a gradient, or gradients are off;
 - deterministic algorithms are not asked for, and torch.compile does not trace the call.
@@ -15,6 +15,7 @@ Nothing is generalised: a size between two verified ones is outside.
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -34,13 +35,15 @@ from typing import Any
 
 import torch
 import triton
-from triton.runtime.jit import KernelInterface
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction, KernelInterface
 
 ALIGNMENT = 16  # bytes; Triton compiles other code for pointers that are not multiples of it
 # Arguments of a launch that choose how a kernel is compiled, and change nothing of its results.
 OPTIONS = frozenset(("num_warps", "num_stages", "num_ctas", "maxnreg"))
 Part = tuple[Any, ...]  # what is compared of one argument
 _MARK = "__evo_patch__"
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class PatchWarning(UserWarning):
@@ -51,43 +54,61 @@ def part_of(value: Any) -> Part:
     """Returns what is compared of an argument: dtype, shape and strides of a tensor; type and text of a plain value."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype).removeprefix("torch."), tuple(value.shape), tuple(value.stride())
+    if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
+        return "parts", type(value).__name__, tuple(map(part_of, value))
     return "value", type(value).__name__, repr(value)
 
 
-def _part_from_json(raw: Sequence[Any]) -> Part:
-    return tuple(tuple(item) if isinstance(item, list) else item for item in raw)
+def parts_of(values: Sequence[Any]) -> tuple[Part, ...]:
+    """Returns the parts of the arguments of a call; the part of a tensor that was given before says which it is."""
+    found = []
+    for i, value in enumerate(values):
+        same = next((j for j in range(i) if _same_window(values[j], value)), None)
+        found.append(part_of(value) if same is None else (*part_of(value), same))
+    return tuple(found)
+
+
+def _same_window(one: Any, other: Any) -> bool:
+    """Returns whether two arguments are the same tensor, or windows of the same elements."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    if one is other or type(one) not in _PLAIN or type(other) not in _PLAIN or not one.numel():
+        return one is other
+    return one.data_ptr() == other.data_ptr() and part_of(one) == part_of(other)
+
+
+def _tuple(raw: Any) -> Any:
+    return tuple(map(_tuple, raw)) if isinstance(raw, list) else raw
 
 
 @dataclass(frozen=True)
 class Domain:
     """The calls that were verified.
 
-    names: of the arguments.  calls: the parts of all arguments in each verified call.  fixed: for other arguments of a
-    launch, the parts that they had.  capability: of the GPU.
+    names: of the arguments.  calls: the parts of all arguments in each verified call, with the structure of what the
+    original returned; None if that is not known.  capability: of the GPU.
     """
 
     names: tuple[str, ...]
-    calls: frozenset[tuple[Part, ...]]
-    fixed: Mapping[str, frozenset[Part]]
+    calls: Mapping[tuple[Part, ...], Any]
     capability: tuple[int, int]
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Domain:
         """Returns the domain that domain.json describes."""
-        calls = frozenset(tuple(map(_part_from_json, call)) for call in raw["calls"])
-        fixed = {name: frozenset(map(_part_from_json, parts)) for name, parts in raw["fixed"].items()}
         major, minor = raw["capability"]
-        return cls(tuple(raw["names"]), calls, fixed, (int(major), int(minor)))
+        calls = {_tuple(call["arguments"]): call["result"] for call in raw["calls"]}
+        return cls(tuple(raw["names"]), calls, (int(major), int(minor)))
 
     def why_not(self, values: Sequence[Any]) -> str:
         """Returns why a call with these arguments is outside of the domain, "" if it is inside."""
         if torch.are_deterministic_algorithms_enabled():
             return "deterministic algorithms are asked for"
-        parts = tuple(map(part_of, values))
+        parts = parts_of(values)
         if parts not in self.calls:
             return self._difference(parts)
-        tensors = [v for v in values if isinstance(v, torch.Tensor)]
-        return _kind(tensors) or _device(tensors, self.capability) or _memory(self.names, values, tensors)
+        tensors = _tensors(values)
+        return _kind(tensors) or _device(tensors, self.capability) or _memory(tensors)
 
     def _difference(self, parts: Sequence[Part]) -> str:
         """Returns the first property of an argument that no verified call has."""
@@ -95,7 +116,7 @@ class Domain:
             known = {call[position] for call in self.calls}
             if part[0] not in {k[0] for k in known}:
                 return f"{name}: {'verified as a tensor only' if part[0] == 'value' else 'dtype not verified'}"
-            if part[0] == "value":
+            if part[0] in ("value", "parts"):
                 if part not in known:
                     return f"{name}: value not verified"
                 continue
@@ -107,8 +128,18 @@ class Domain:
         return "these arguments were verified, but not together"
 
 
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    """Returns the tensors among arguments, each window of memory once, and all in lists."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor) and not any(_same_window(other, value) for other in found):
+            found.append(value)
+    lists = [value for value in values if isinstance(value, (list, tuple))]
+    return [*found, *(v for items in lists for v in items if isinstance(v, torch.Tensor))]
+
+
 def _kind(tensors: Sequence[torch.Tensor]) -> str:
-    if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
+    if any(type(t) not in _PLAIN for t in tensors):
         return "a tensor is a subclass, such as a fake tensor"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return "autograd records the call"
@@ -132,10 +163,9 @@ def _capability(index: int) -> tuple[int, int] | None:
     return None if torch.version.hip else torch.cuda.get_device_capability(index)
 
 
-def _memory(names: Sequence[str], values: Sequence[Any], tensors: Sequence[torch.Tensor]) -> str:
-    for name, value in zip(names, values, strict=True):
-        if isinstance(value, torch.Tensor) and value.data_ptr() % ALIGNMENT:
-            return f"{name}: it does not start at a multiple of {ALIGNMENT} bytes"
+def _memory(tensors: Sequence[torch.Tensor]) -> str:
+    if any(t.data_ptr() % ALIGNMENT for t in tensors):
+        return f"a tensor does not start at a multiple of {ALIGNMENT} bytes"
     ranges = sorted(_bytes(t) for t in tensors if t.numel())
     if any(end > begin for (_, end), (begin, _) in itertools.pairwise(ranges)):
         return "tensors share memory"
@@ -155,11 +185,11 @@ def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
 class Switch:
     """Decides for each call whether the new code runs or the original, and counts.
 
-    new_runs: calls of the new code.  original_runs: calls of the original, by reason.  Calls that torch.compile traces
-    are not counted.
+    new: runs the new code, on the arguments that the domain names.  new_runs: calls of it.  original_runs: calls of the
+    original, by reason.  Calls that torch.compile traces are not counted.
     """
 
-    def __init__(self, name: str, new: Callable[..., Any], domain: Domain) -> None:
+    def __init__(self, name: str, new: Callable[[Sequence[Any]], Any], domain: Domain) -> None:
         self.name, self._new, self._domain = name, new, domain
         self.new_runs = 0
         self.original_runs: Counter[str] = Counter()
@@ -172,10 +202,33 @@ class Switch:
             return original()
         self.new_runs += 1
         try:
-            return self._new(*values)
+            return returned(self._domain.calls[parts_of(values)], self._new(values))
         except Exception as error:
             error.add_note(f"raised by the code that evo put in the place of {self.name}; undo() of the patch restores")
             raise
+
+
+def returned(structure: Any, new: Any) -> Any:
+    """Returns what the program gets: the new tensors, and in other places what the original returned there.
+
+    A host function may return plain values, such as a block size for the backward pass.  Only tensors were verified.
+    Raises TypeError if the new code returned something of another structure.
+    """
+    if structure is None:
+        return new
+    ((kind, inner),) = structure.items()
+    if kind == "value":
+        return inner
+    if kind == "other":
+        return new
+    if kind == "tensor" and isinstance(new, torch.Tensor):
+        return new
+    if kind == "dict" and isinstance(new, dict) and [str(key) for key in new] == list(inner):
+        return {key: returned(inner[str(key)], value) for key, value in new.items()}
+    if kind not in ("tensor", "dict") and type(new).__name__ == kind and len(new) == len(inner):
+        items = [returned(part, value) for part, value in zip(inner, new, strict=True)]
+        return type(new)(*items) if hasattr(new, "_fields") else type(new)(items)
+    raise TypeError(f"expected a result like {structure}, got {type(new).__name__}")
 
 
 def replaced_function(original: Callable[..., Any], switch: Switch, domain: Domain) -> Callable[..., Any]:
@@ -237,23 +290,35 @@ class KernelProxy(KernelInterface):
         return self._original.warmup(*args, **kwargs)
 
     def _bound(self, args: Sequence[Any], grid: Any, kwargs: Mapping[str, Any]) -> tuple[list[Any] | None, str]:
+        names = self._domain.names
         given = {**dict(zip(self._parameters, args, strict=False)), **kwargs}
-        for name, value in given.items():
-            if name in self._domain.names or name in OPTIONS:
-                continue
-            if part_of(value) not in self._domain.fixed.get(name, ()):
-                return None, f"{name}: value not verified"
-        if "grid" in {*self._domain.names, *self._domain.fixed}:
-            try:
-                given["grid"] = _dimensions(grid(given) if callable(grid) else grid)
-            except KeyError:  # of a parameter that only the tuner of the original knows
-                return None, "grid: it depends on what the original chooses"
-            if "grid" in self._domain.fixed and part_of(given["grid"]) not in self._domain.fixed["grid"]:
-                return None, "grid: value not verified"
-        for name in self._domain.names:
-            if name not in given:
-                given[name] = self._parameters[name].default
-        return [given[name] for name in self._domain.names], ""
+        if strange := [name for name in given if name not in names and name not in OPTIONS]:
+            return None, f"{strange[0]}: value not verified"
+        for name, parameter in self._parameters.items():
+            if name in names and name not in given and parameter.default is not parameter.empty:
+                given[name] = parameter.default
+        given |= self._chosen(given)
+        try:
+            given["grid"] = grid_of(grid(given) if callable(grid) else grid)
+        except KeyError:
+            return None, "grid: it depends on what the original chooses"
+        if lost := [name for name in names if name not in given]:
+            return None, f"{lost[0]}: not given"
+        return [given[name] for name in names], ""
+
+    def _chosen(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the values that a tuner of the original chooses, as in the verified call like this one."""
+        if isinstance(self._original, (JITFunction, InterpretedFunction)):
+            return {}
+        names = self._domain.names
+        parts = {name: part_of(value) for name, value in given.items()}
+        for call in self._domain.calls:
+            verified = dict(zip(names, call, strict=True))
+            if all(verified[n][:3] == parts[n] for n in names if n in parts):
+                missing = {n: p for n, p in verified.items() if n not in parts and n != "grid"}
+                if all(part[0] == "value" for part in missing.values()):
+                    return {n: ast.literal_eval(part[2]) for n, part in missing.items()}
+        return {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._original(*args, **kwargs)
@@ -264,7 +329,7 @@ class KernelProxy(KernelInterface):
         return getattr(self._original, name)
 
 
-def _dimensions(grid: Any) -> tuple[int, ...]:
+def grid_of(grid: Any) -> tuple[int, ...]:
     """Returns a grid as three numbers."""
     sizes = [int(n) for n in (grid if isinstance(grid, (tuple, list)) else (grid,))]
     return (*sizes, 1, 1)[:3] if len(sizes) < 3 else tuple(sizes)
@@ -296,7 +361,7 @@ class Patch:
         origin = json.loads((folder / "origin.json").read_text(encoding="utf-8"))
         self.name = f"{origin['module']}.{origin['attribute']}"
         self._domain = Domain.from_json(raw)
-        self._switch = Switch(self.name, getattr(kernel, raw["function"]), self._domain)
+        self._switch = Switch(self.name, _new_code(kernel, raw), self._domain)
         self._replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, before, after
         self.places: list[str] = []
         module = importlib.import_module(origin["module"])
@@ -350,6 +415,19 @@ class Patch:
             self._replaced.append((place, name, kept, after))
             self.places.append(f"{self.name if place is owner and name == last else f'{place.__name__}.{name}'}")
         return ""
+
+
+def _new_code(kernel: ModuleType, raw: Mapping[str, Any]) -> Callable[[Sequence[Any]], Any]:
+    """Returns a function of the arguments that the domain names; for a launch, kernel.py has an entry of its own."""
+    function, names, slots = getattr(kernel, raw["function"]), raw["names"], raw["slots"]
+    if slots is None:
+        return lambda values: function(**dict(zip(names, values, strict=True)))
+
+    def launch(values: Sequence[Any]) -> None:
+        given = dict(zip(names, values, strict=True))
+        function(*[functools.reduce(lambda value, axis: value[axis], axes, given[name]) for name, *axes in slots])
+
+    return launch
 
 
 def _globals_with(value: Any) -> Iterator[tuple[ModuleType, str]]:

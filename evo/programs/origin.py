@@ -28,11 +28,12 @@ class TensorForm:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a captured call: a tensor, or a plain value."""
+    """An argument of a captured call: a tensor, a plain value, or the same window of memory as another argument."""
 
     name: str
     tensor: TensorForm | None = None
     value: Any = None
+    alias: str = ""  # the name of that argument
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,15 @@ class CapturedCall:
     """A distinct call in the program.
 
     count: how often it was made.  gpu_us: microseconds on the GPU, None if no GPU timed it.  grid: of the launch, for a
-    kernel; None if it was not noted.
+    kernel; None if it was not noted.  result: the structure of what the program's function returned, None if that was
+    not noted: {"tensor": number}, {"value": plain value}, {"tuple": [structure]}, and so on.
     """
 
     arguments: tuple[Argument, ...]
     count: int
     gpu_us: float | None
     grid: tuple[int, ...] | None = None
+    result: Any = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,11 @@ class Origin:
     def name(self) -> str:
         """The whole dotted name."""
         return f"{self.module}.{self.attribute}"
+
+    @property
+    def last(self) -> str:
+        """The name of the function or kernel itself."""
+        return self.attribute.rpartition(".")[2]
 
 
 def read_origin(folder: Path) -> Origin | None:
@@ -106,10 +114,13 @@ def _call(raw: Mapping[str, Any]) -> CapturedCall:
         int(raw["count"]),
         None if us is None else float(us),
         None if grid is None else tuple(map(int, grid)),
+        raw.get("result"),
     )
 
 
 def _argument(raw: Mapping[str, Any]) -> Argument:
+    if "alias" in raw:
+        return Argument(str(raw["name"]), alias=str(raw["alias"]))
     if "tensor" not in raw:
         return Argument(str(raw["name"]), value=raw["value"])
     form = raw["tensor"]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from evo.core.errors import ConfigError
-from evo.programs.apply import Finding, entry_of, header
+from evo.programs.apply import Finding, header
 from evo.programs.domain import domain_of
 from evo.programs.origin import FILE as ORIGIN
 
@@ -35,20 +35,13 @@ else:  # executed as a file
 def write_package(finding: Finding, folder: Path) -> list[Path]:
     """Writes the package and returns its files.  An earlier package in the folder is replaced.
 
-    Raises ConfigError if the folder holds something else, or its name is no name of a package.
+    Raises ConfigError if the folder holds something else, if its name cannot be imported, or if the new code cannot
+    stand for what was captured.
     """
     _check_folder(folder)
-    entry = finding.task.entry
-    domain = domain_of(
-        finding.task,
-        finding.origin,
-        finding.parameters,
-        entry,
-        finding.target,
-        finding.triton,
-        not finding.fitness.estimated,
-    )
-    entry_of(finding.source, entry)
+    finding.check_entry()
+    measured = not finding.fitness.estimated
+    domain = domain_of(finding.task, finding.origin, finding.target, finding.triton, measured)
     lines = header(finding)
     comment = "\n".join(f"# {line}".rstrip() for line in lines)
     docstring = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")

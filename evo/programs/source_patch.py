@@ -7,7 +7,6 @@ get new names and stand above the function.
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import json
@@ -23,14 +22,14 @@ from typing import Any
 
 import libcst as cst
 
-from evo.core import syntax
 from evo.core.errors import ConfigError
 from evo.core.text import quoted
-from evo.programs.apply import Finding, entry_of, header
+from evo.programs.apply import Finding, header, meaning
+from evo.programs.host_call import function_of
 from evo.programs.origin import FUNCTION, Origin
 from evo.storage.best import diff
 from operators.combine import Definition, bound_names, definitions, global_names, renamed, unused
-from operators.source import code, parameters, walk
+from operators.source import bindings, code, names, parameters, walk
 
 IMPORT_S = 300.0  # importing torch, Triton and the user's package takes seconds, on a busy machine more
 _OTHERWISE = "use --package DIR, which replaces it while the program runs"
@@ -89,22 +88,79 @@ def _captured(origin: Origin, file: Path) -> bytes:
 def _check_same(finding: Finding, module: cst.Module, seed: cst.Module) -> None:
     """Raises ConfigError if what was captured is not, word for word, in the task's kernel file."""
     origin, task = finding.origin, finding.task
-    name = origin.attribute.rpartition(".")[2]
+    name = origin.last
     theirs = _function(module, origin.attribute)
     ours = _function(seed, name)
-    if theirs is None or ours is None or _meaning(theirs.body) != _meaning(ours.body):
+    if theirs is None or ours is None or meaning(theirs.body) != meaning(ours.body):
         raise ConfigError(
             f"--to: expected {name} in the task's kernel.py as in {origin.file}, but the task has it in another form; "
             f"{_OTHERWISE}"
         )
-    if origin.kind == FUNCTION and task.entry == name:
+    if origin.kind == FUNCTION:
+        finding.check_entry()
+        _check_values(finding)
         return
-    new = entry_of(finding.source, task.entry)
-    if _meaning(new) != _meaning(entry_of(task.needed_seed, task.entry)):
+    new = function_of(finding.source, task.entry)
+    if meaning(new) != meaning(function_of(task.needed_seed, task.entry)):
         raise ConfigError(
             f"--to: expected a new {name} and the launch around it as it was, but the launch differs too, and it is in "
             f"code that was not captured; {_OTHERWISE}"
         )
+
+
+def _check_values(finding: Finding) -> None:
+    """Raises ConfigError if the new function may return other plain values: only its tensors were verified.
+
+    Such values (a block size for the backward pass) must come from the same statements, and from functions that stay.
+    """
+    wanted = {i for call in finding.origin.calls for i in _value_positions(call.result)}
+    if not wanted:
+        return
+    sources = finding.task.needed_seed, finding.source
+    seen = []
+    for source in sources:
+        function = function_of(source, finding.origin.last)
+        results = [n.value for n in walk(function) if isinstance(n, cst.Return) and n.value is not None]
+        parts = [_element(result, i) for result in results for i in sorted(wanted)]
+        lines = {name: _assigned(function, name) for part in parts for name in names(part)}
+        used = {name for of in lines.values() for line in of for name in names(line)}
+        own = {name: d.text for d in definitions(cst.parse_module(source)) for name in d.names}
+        reached = _reached({n: d for d in definitions(cst.parse_module(source)) for n in d.names}, used)
+        texts = {name: [code(line) for line in of] for name, of in lines.items()}
+        seen.append((list(map(code, parts)), texts, {name: own[name] for name in reached}))
+    if seen[0] != seen[1]:
+        raise ConfigError(
+            f"--to: {finding.origin.last} returns plain values too, and the new one computes them otherwise; "
+            f"{_OTHERWISE} and returns them as the original did"
+        )
+
+
+def _value_positions(result: Any) -> list[int]:
+    """Returns the positions of plain values in the structure of a result; 0 for one that is nested or alone."""
+    if not result or "tensor" in result:
+        return []
+    parts = next((result[kind] for kind in ("tuple", "list") if kind in result), None)
+    if parts is None:
+        return [] if result == {"value": None} else [0]
+    return [i for i, part in enumerate(parts) if "tensor" not in part and part != {"value": None}]
+
+
+def _element(result: cst.BaseExpression, position: int) -> cst.CSTNode:
+    """Returns an element of a returned tuple; all of another expression."""
+    if isinstance(result, (cst.Tuple, cst.List)) and position < len(result.elements):
+        return result.elements[position].value
+    return result
+
+
+def _assigned(function: cst.FunctionDef, name: str) -> list[cst.CSTNode]:
+    """Returns the statements of a function that bind a name."""
+    kinds = (cst.Assign, cst.AugAssign, cst.AnnAssign, cst.For, cst.NamedExpr)
+    return [n for n in walk(function) if isinstance(n, kinds) and name in bindings(_scope(n))]
+
+
+def _scope(node: Any) -> cst.Module:
+    statement = cst.SimpleStatementLine([cst.Expr(node) if isinstance(node, cst.NamedExpr) else node])
+    return cst.Module([node if isinstance(node, cst.For) else statement])
 
 
 def _function(module: cst.Module, attribute: str) -> cst.FunctionDef | None:
@@ -118,19 +174,6 @@ def _function(module: cst.Module, attribute: str) -> cst.FunctionDef | None:
         body = found[0].body.body
     functions = [n for n in body if isinstance(n, cst.FunctionDef) and n.name.value == name]
     return functions[0] if len(functions) == 1 else None
-
-
-def _meaning(node: cst.CSTNode) -> str:
-    """Returns a text that is equal for code that differs in layout, comments and docstrings alone."""
-    if isinstance(node, cst.FunctionDef):
-        node = node.with_changes(leading_lines=[])
-    else:
-        node = cst.FunctionDef(cst.Name("f"), cst.Parameters(), node)  # type: ignore[arg-type]  # a body
-    tree = syntax.parse(code(node))
-    for part in ast.walk(tree):
-        if isinstance(part, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(part) is not None:
-            part.body = part.body[1:] or [ast.Pass()]
-    return ast.dump(tree)
 
 
 # --- the patch -------------------------------------------------------------------------------------------------------
@@ -300,7 +343,13 @@ class _Writer(cst.CSTTransformer):
             return updated_node.with_changes(body=new.body)
         if name == self._target:
             _check_parameters(updated_node, new)
-        return updated_node.with_changes(body=new.body, params=new.params, decorators=new.decorators)
+        return updated_node.with_changes(body=new.body, params=new.params, **self._decorators(name, new))
+
+    def _decorators(self, name: str, new: cst.FunctionDef) -> dict[str, Any]:
+        """Returns the new decorators, if the search changed them: the task may lack those of the user's file."""
+        old = function_of(self._finding.task.needed_seed, name)
+        same = list(map(code, old.decorators)) == list(map(code, new.decorators))
+        return {} if same else {"decorators": new.decorators}
 
     def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:
         changed = {*self._use.replaced, *self._classes[:1]} - ({self._target} if self._classes else set())
