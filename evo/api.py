@@ -54,7 +54,7 @@ from evo.search.replay import DecisionReplay, Redoing
 from evo.search.strategies import strategy_of
 from evo.search.termination import attained, is_over
 from evo.storage.best import read_result
-from evo.storage.folders import FILE, new_run_folder
+from evo.storage.folders import FILE, keep_task, new_run_folder
 from evo.storage.queries import RunInfo, RunReader
 from evo.storage.store import Store, check_makeable, check_vacant
 from fitness.tasks.task import ChangedTaskError, Task
@@ -202,6 +202,7 @@ def search(
         folder = folder or _new_folder(task.name)
         info = RunInfo(config, task.hash, versions.versions(), evaluator.environment)
         with Store.create(folder, info) as store:
+            keep_task(folder, task.folder)
             _search(store, task, first, evaluator, listener, stop, wanted.functions)
     return Result(folder)
 
@@ -431,6 +432,7 @@ def propose(
         check_unused(wanted.config, settings)
         loaded = _as_set(load_task(DEFAULT_TASK if task is None else task), wanted.config)
         store = Store.create(folder, RunInfo(wanted.config, loaded.hash, versions.own_versions(), {}))
+        keep_task(folder, loaded.folder)
     with store:
         outcome = assemble.run_engine(
             store, loaded, None, None, listener, stop=stop, proposals=count, functions=wanted.functions

@@ -33,7 +33,7 @@ from evo.search.assemble import make_engine
 from evo.search.listener import Listener, Stop
 from evo.search.profiling import Profiler
 from evo.storage.best import BEST, EVIDENCE
-from evo.storage.folders import FILE
+from evo.storage.folders import FILE, keep_task
 from evo.storage.queries import RunInfo, RunReader
 from evo.storage.store import Store
 
@@ -331,7 +331,7 @@ def _run(folder: Path, config: RunConfig, shared: _TaskEvaluator, work: Work) ->
     environment = {} if evaluator is None else evaluator.environment
     with (
         work.limits.account(folder, work.stop) as account,
-        _open_store(folder, RunInfo(config, shared.task.hash, work.versions, environment)) as store,
+        _open_store(folder, RunInfo(config, shared.task.hash, work.versions, environment), shared.task) as store,
     ):
         engine, llm = make_engine(
             store, shared.task, first, evaluator, work.listener, stop=work.stop, proposals=work.proposals,
@@ -346,13 +346,15 @@ def _run(folder: Path, config: RunConfig, shared: _TaskEvaluator, work: Work) ->
     return outcome.text
 
 
-def _open_store(folder: Path, info: RunInfo) -> Store:
+def _open_store(folder: Path, info: RunInfo, task: Task) -> Store:
     """Returns the store of a run, new or to go on with.
 
     A run that was never evaluated gets the device and the versions of the first process that evaluates it.
     """
     if not (folder / FILE).exists():
-        return Store.create(folder, info)
+        store = Store.create(folder, info)
+        keep_task(folder, task.folder)
+        return store
     with RunReader(folder) as reader:
         then = reader.info
     evaluates, evaluated = bool(info.environment), bool(then.environment)

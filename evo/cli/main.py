@@ -14,6 +14,7 @@ from typing import TextIO
 from evo import __version__
 from evo.cli import (
     ablate,
+    apply,
     bench,
     calls,
     certify,
@@ -45,6 +46,7 @@ COMMANDS = (
     resume,
     show,
     watch,
+    apply,
     tasks,
     suite,
     bench,

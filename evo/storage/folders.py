@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from evo.core.errors import ConfigError
+from evo.core.errors import ConfigError, StoreError
 from evo.core.text import quoted
 
 FILE = "run.sqlite"
+TASK = "task"  # folder in that of a run, with the files of its task as they were at its begin
 _DEPTH = 4  # of a campaign's runs below its folder: runs/TASK/VARIANT/seed-N
 _SHOWN = 3
 
@@ -80,3 +83,38 @@ def _runs_near(folder: Path) -> Iterator[Path]:
     """Yields runs a few levels below, not in the whole tree: it may be a home directory."""
     for depth in range(1, _DEPTH + 1):
         yield from sorted(folder.glob("*/" * depth + FILE))
+
+
+def keep_task(run: Path, task: Path) -> None:
+    """Copies the files of a task's folder to that of a run, for readers of later days: the task may change or move.
+
+    Data files, which may be large, are linked if the disk can.  A folder without a task is left alone: tasks that were
+    never written have none.  Raises StoreError if the copy fails.
+    """
+    if not (task / "task.py").exists():
+        return
+    kept = run / TASK
+    try:
+        kept.mkdir(exist_ok=True)
+        for path in (path for path in task.iterdir() if path.is_file()):
+            there = kept / path.name
+            there.unlink(missing_ok=True)
+            if path.suffix not in (".py", ".json"):
+                try:
+                    os.link(path, there)
+                    continue
+                except OSError:  # another file system
+                    pass
+            shutil.copyfile(path, there)
+    except OSError as error:
+        raise StoreError(f"expected to write {kept}, got: {error}; check the disk and its permissions") from error
+
+
+def kept_task(run: Path) -> Path:
+    """Returns the folder with the files of a run's task.  Raises StoreError for a run of an earlier version."""
+    folder = run / TASK
+    if not (folder / "task.py").exists():
+        raise StoreError(
+            f"expected the files of its task in {folder}, which runs of earlier versions lack; search again"
+        )
+    return folder

@@ -1,0 +1,142 @@
+"""A package that `evo apply` writes: it needs nothing of evo, and replaces while the program runs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from evo.core.errors import ConfigError
+from evo.programs.apply import find
+from evo.programs.package import write_package
+from tests.program_support import (
+    FASTER,
+    HOST,
+    PAIR,
+    PROGRAM,
+    WRAPPED,
+    WRAPPED_CALL,
+    WRAPPED_TASK,
+    import_program,
+    write_program,
+    write_run,
+    write_task,
+)
+
+
+@pytest.fixture
+def written(tmp_path) -> tuple[Path, Path]:
+    """The user's file, and a package of a run for it."""
+    file = write_program(tmp_path, "prog_packaged")
+    run = write_run(tmp_path / "run", write_task(tmp_path / "scaling", file), [(FASTER, {"small": 1.5, "large": 2.0})])
+    finding = find(run, print, opener=None)
+    assert finding is not None
+    write_package(finding, tmp_path / "fast_scale")
+    return file, tmp_path / "fast_scale"
+
+
+def test_importing_it_replaces_and_a_kernel_wrong_elsewhere_never_runs_there(written, monkeypatch):
+    file, package = written
+    ops = import_program(file, monkeypatch)
+    monkeypatch.syspath_prepend(str(package.parent))
+    for name in ("fast_scale", "fast_scale.patch", "fast_scale.kernel", "fast_scale.guard"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    patch = importlib.import_module("fast_scale.patch")
+    kernel = importlib.import_module("fast_scale.kernel")
+    try:
+        x = torch.randn(64)
+        assert torch.equal(ops.twice(x), x * 2) and patch.counts()["new"] == 1
+        # 60 elements, in memory with others behind them: the new kernel has no mask and would write beyond.
+        part, beyond = torch.randn(60), torch.zeros(64)
+        kernel.scale_kernel[(2,)](torch.randn(64), beyond[:60], 60, 2.0, BLOCK=32)
+        assert beyond[60:].any(), "alone it is wrong there"
+        assert torch.equal(ops.scale(part), part * 2)
+        assert torch.equal(ops.scale(x, 3.0), x * 3)
+        assert torch.equal(ops.scale(torch.randn(128)[::2] * 0 + x), x * 2)
+        assert patch.counts() == {
+            "new": 2,
+            "original": {"x: shape not verified": 1, "factor: value not verified": 1},
+        }
+    finally:
+        patch.undo()
+    assert ops.scale.__module__ == "prog_packaged.ops" and torch.equal(ops.scale(x), x * 2)
+    assert patch.counts()["new"] == 2, "undone, nothing is counted"
+
+
+def test_it_runs_without_evo_and_as_a_file(written):
+    file, package = written
+    script = (
+        "import runpy, sys, torch\n"
+        "class No:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.partition('.')[0] in ('evo', 'fitness', 'operators', 'analysis'):\n"
+        "            raise ImportError(f'{name} must not be needed')\n"
+        "sys.meta_path.insert(0, No())\n"
+        f"sys.path.insert(0, {str(file.parent.parent)!r})\n"
+        "from prog_packaged.ops import scale\n"
+        f"runpy.run_path({str(package / 'patch.py')!r})\n"
+        "import prog_packaged.ops, fast_scale.patch as patch\n"
+        "prog_packaged.ops.scale(torch.ones(64)); scale(torch.ones(64)); print(patch.counts())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={"TRITON_INTERPRET": "1", "PATH": "/usr/bin"},
+    )
+    assert done.stdout == "{'new': 2, 'original': {}}\n", done.stderr
+
+
+def test_its_files_say_what_was_measured_and_what_was_verified(written):
+    file, package = written
+    domain = json.loads((package / "domain.json").read_text())
+    assert domain["names"] == ["x", "factor"] and domain["capability"] == [9, 0]
+    assert [call["arguments"][0][1] for call in domain["calls"]] == [[64], [256], [96]]
+    assert json.loads((package / "origin.json").read_text())["file"] == str(file)
+    docstring = ast.get_docstring(ast.parse((package / "patch.py").read_text()))
+    assert docstring is not None and "1.73x [1.73, 1.73] over the original, estimated" in docstring
+    assert "# Verdict: ok" in (package / "kernel.py").read_text()
+
+
+def test_an_earlier_package_is_replaced_and_other_folders_are_not(written, tmp_path):
+    finding = find(tmp_path / "run", print, opener=None)
+    assert finding is not None
+    write_package(finding, tmp_path / "fast_scale")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="expected a new or empty folder, or an earlier package"):
+        write_package(finding, mine)
+    with pytest.raises(ConfigError, match="expected a folder, got the file"):
+        write_package(finding, (mine / "notes.txt").rename(tmp_path / "notes"))
+    with pytest.raises(ConfigError, match="a folder whose name can be imported"):
+        write_package(finding, tmp_path / "fast-scale")
+
+
+def test_a_task_with_an_entry_around_the_function_and_plain_results(tmp_path, monkeypatch):
+    file = write_program(tmp_path, "prog_entry_around", PROGRAM.replace(HOST, PAIR))
+    task = write_task(tmp_path / "scaling", file, seed=WRAPPED, task=WRAPPED_TASK, calls=[WRAPPED_CALL])
+    new = WRAPPED.replace("BLOCK=16", "BLOCK=32").replace("numel(), 16)", "numel(), 32)").replace("y, 16", "y, 32")
+    finding = find(write_run(tmp_path / "run", task, [(new, {"small": 2.0, "large": 2.0})]), print, opener=None)
+    assert finding is not None
+    write_package(finding, tmp_path / "fast_entry")
+    ops = import_program(file, monkeypatch)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    patch = importlib.import_module("fast_entry.patch")
+    try:
+        x = torch.randn(64)
+        y, block, nothing = ops.scale(x)
+        assert torch.equal(y, x * 2) and (block, nothing) == (16, None), "as the original returned it"
+        assert patch.counts() == {"new": 1, "original": {}}
+        assert ops.scale(torch.randn(256))[1] == 16, (
+            "a case that was not captured: what the original returns is unknown"
+        )
+        assert patch.counts()["new"] == 1
+    finally:
+        patch.undo()
