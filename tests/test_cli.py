@@ -407,16 +407,19 @@ def test_evaluate_prints_one_object_a_kernel(
         "ci95",
         "estimated",
         "baseline",
+        "attained",
         "own_share",
     ]
     assert list(right) == list(wrong) == keys
     assert right == again == {
         "kernel": "right.py", "verdict": "ok", "stage": "done", "message": "", "findings": [],
-        "speedup": 1.0, "ci95": [0.9, 1.1], "estimated": True, "baseline": "the seed kernel", "own_share": 1.0,
+        "speedup": 1.0, "ci95": [0.9, 1.1], "estimated": True, "baseline": "the seed kernel", "attained": None,
+        "own_share": 1.0,
     }  # fmt: skip
     assert wrong == {
         "kernel": "wrong.py", "verdict": "wrong", "stage": "verify", "message": "wrong result", "findings": [],
-        "speedup": None, "ci95": None, "estimated": False, "baseline": "the seed kernel", "own_share": None,
+        "speedup": None, "ci95": None, "estimated": False, "baseline": "the seed kernel", "attained": None,
+        "own_share": None,
     }  # fmt: skip
     assert opened[0].closed
 
