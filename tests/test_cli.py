@@ -559,7 +559,7 @@ def test_a_certificate_that_ends_in_an_error_gives_way_to_the_next_best(
         ("run --operators mutate,nothing", "'nothing'"),
         ("run --operators mix,mix", "expected each name once, got mix twice"),
         ("run --operators=", "operator: expected one of"),
-        ("run --target sm_1", "target: expected one of sm_90, h100, got 'sm_1'"),
+        ("run --target sm_1", "target: expected one of sm_90, h100, sm_80, sm_89, rtx4090, sm_100, got 'sm_1'"),
         ("run --run-dir taken", "holds one; go on with it by `evo resume taken`"),
         ("run --run-dir file/run", "choose another --run-dir"),
         ("evaluate softmax nowhere.py", "expected a kernel file in UTF-8 at nowhere.py"),

@@ -8,6 +8,7 @@ a GPU measures, `machine` gives the target the numbers of that GPU.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -161,9 +162,15 @@ _MACHINES: dict[str, Target] = {
     machine.device_name: machine
     for machine in (
         *TARGETS.values(),
-        Target(name="sm_90", device_name="NVIDIA H100 PCIe", dram_bytes_per_s=2.0e12, **_H100_PCIE),
+        _target("sm_90", "NVIDIA H100 PCIe", _H100_PCIE, dram_bytes_per_s=2.0e12),
     )
 }
+
+
+# Fields of a target that a driver reports under the same names.
+LIMITS = (
+    "shared_per_program", "shared_per_multiprocessor", "registers_per_multiprocessor", "warps_per_multiprocessor",
+)  # fmt: skip
 
 
 def sm_name(capability: Sequence[int]) -> str:
@@ -179,14 +186,17 @@ def machine(target: Target, gpu: Mapping[str, Any]) -> Target:
 
     A GPU in the table has the numbers of its data sheet.  Any other has the numbers that its driver reports; the rates
     that the driver does not report are the target's, scaled by multiprocessors and clock.  A part of a GPU (MIG) counts
-    as another GPU.
+    as another GPU.  Limits of a multiprocessor are the driver's too, if `gpu` has them.
     """
     listed = _MACHINES.get(gpu["name"])
     if listed is not None and (listed.arch, listed.multiprocessors) == (target.arch, gpu["multiprocessors"]):
         return replace(listed, name=target.name)
     scale = gpu["multiprocessors"] * gpu["max_clock_hz"] / (target.multiprocessors * target.clock_hz)
+    limits = {name: gpu[name] for name in LIMITS if name in gpu}
     return replace(
         target,
+        calibrated=False,
+        **limits,
         device_name=gpu["name"],
         multiprocessors=gpu["multiprocessors"],
         clock_hz=gpu["max_clock_hz"],
@@ -203,9 +213,36 @@ def from_spec(spec: str) -> Target:
 
 
 def get_target(name: str) -> Target:
-    """The target of that name.  Raises ConfigError, which lists the targets there are."""
+    """The target of that name.  Raises ConfigError, which lists the targets there are.
+
+    "sm_86" and other compute capabilities from 8.0 on that no machine is listed for have the facts of the nearest one
+    below.  They are for GPUs that measure, whose own facts take their place.
+    """
+    if name not in plugins.names("targets") and (relative := _relative(name)):
+        return relative
     found: Target = plugins.resolve("targets", name).value
     return found
+
+
+def _relative(name: str) -> Target | None:
+    """Returns a target for a compute capability without a listed machine; None for other names."""
+    arch = int(name[3:]) if re.fullmatch(r"sm_\d{2,3}", name) else 0
+    below = [target for target in TARGETS.values() if target.name == f"sm_{target.arch}" and target.arch < arch]
+    if not below:
+        return None
+    nearest = max(below, key=lambda target: target.arch)
+    device = f"a GPU of compute capability {arch / 10:.1f}"
+    return replace(nearest, name=name, arch=arch, device_name=device, calibrated=False)
+
+
+def narrowest_rate(capability: Sequence[int]) -> float:
+    """Returns how many times as fast as bfloat16 a GPU of that capability multiplies its narrowest type, at most.
+
+    GeForce halves the rate of products with sums in float32, so 4 where no data sheet here says less.
+    """
+    major, minor = capability
+    peaks = [machine.tensor_flops for machine in _MACHINES.values() if machine.arch == 10 * major + minor]
+    return max((round(max(rates.values()) / rates["bfloat16"], 1) for rates in peaks), default=4.0)
 
 
 def built_in() -> Mapping[str, Target]:
