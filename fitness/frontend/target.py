@@ -238,7 +238,7 @@ def _relative(name: str) -> Target | None:
 def narrowest_rate(capability: Sequence[int]) -> float:
     """Returns how many times as fast as bfloat16 a GPU of that capability multiplies its narrowest type, at most.
 
-    GeForce halves the rate of products with sums in float32, so 4 where no data sheet here says less.
+    GeForce halves the rate of products with sums in float32, so it is 4 unless a data sheet here says less.
     """
     major, minor = capability
     peaks = [machine.tensor_flops for machine in _MACHINES.values() if machine.arch == 10 * major + minor]
