@@ -67,7 +67,7 @@ def load(path: Path) -> tuple[list[BaselineRow], dict[str, Any]]:
 def table(rows: Sequence[BaselineRow]) -> str:
     """The times as Markdown: a row a case, with shares of the attainable speed, and how far the kernel is ahead.
 
-    Ahead is the best kernel, or the seed kernel if there is no best one.
+    The ratios are of the best kernel, or of the seed kernel without a best one.
     """
     names = [name for name in NAMES if any(row.baseline == name for row in rows)]
     over = [f"{BEST if any(row.kernel == BEST for row in rows) else 'seed'} over {name}" for name in names]

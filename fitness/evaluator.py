@@ -284,6 +284,8 @@ class TaskEvaluator:
         here: dict[str, Any] = {"target": self.target.name, "sandbox": self._front_end.layers}
         if self.target.spec != self.target.name:  # another machine than the one that the name stands for
             here[GPU_FACTS] = self.target.spec
+        if not self.target.calibrated and "gpu" not in self._backend.environment:
+            here["estimates"] = "uncalibrated"  # no measurement has tested the time model of this machine
         return MappingProxyType({**_versions(), **here, **self._backend.environment})
 
     def close(self) -> None:

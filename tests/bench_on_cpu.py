@@ -151,7 +151,7 @@ class CpuBench:
                 if alone:
                     task = replace(task, baseline=lambda x: (timed, (task.reference, x)))
                 rates = {"dram_bytes_per_s": 1e12, "matmul_flops": 1e15, "copy_bytes_per_s": 1e12}
-                facts: Any = SimpleNamespace(l2_bytes=0, name="CPU", **rates)
+                facts: Any = SimpleNamespace(l2_bytes=0, name="CPU", capability=(9, 0), **rates)
                 stream: Any = SimpleNamespace(synchronize=lambda: None, device=device)
                 watch: Any = SimpleNamespace(read=lambda: None)
                 self._set_up(task, device, facts, timer.Timer(task, stream, watch, 8, Stopping()))

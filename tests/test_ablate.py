@@ -308,7 +308,7 @@ def test_a_campaign_run_elsewhere_is_reported_here(
     for name, new, old in (
         ("campaign.json", '"variants"', '"arms"'),
         ("outcomes.json", '"variant"', '"arm"'),
-        ("outcomes.json", '"format": 2', '"format": 1'),
+        ("outcomes.json", '"format": 3', '"format": 1'),
     ):
         text = (Path("here") / name).read_text()
         assert new in text

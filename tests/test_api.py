@@ -208,7 +208,7 @@ def test_ctrl_c_is_raised_and_leaves_a_run_to_go_on_with(opened: list[CliEvaluat
         ({"models": ["m"]}, "expected NAME@BASE_URL"),
         ({"gpus": "many"}, "--gpus: expected a number from 1, all or none, got 'many'"),
         ({"gpus": 2}, "--gpus 2: expected a GPU, but torch sees no CUDA GPU"),
-        ({"target": "sm_1"}, "target: expected one of sm_90, h100, got 'sm_1'"),
+        ({"target": "sm_1"}, "target: expected one of sm_90, h100, sm_80, sm_89, rtx4090, sm_100, got 'sm_1'"),
         ({"max_tokens": 9}, "--max-tokens: expected a model whose answers it limits"),
         ({"ray_address": "head"}, "expected HOST:PORT of a Ray cluster"),
         ({"task": ""}, "TASK: expected a built-in task or a task folder, got ''"),

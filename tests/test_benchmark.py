@@ -15,7 +15,7 @@ pytest.importorskip("pynvml")
 from fitness.cuda.device import DeviceFacts
 from fitness.gpu.benchmark import check_roofline, rates
 
-GPU = DeviceFacts("a GPU", "", "", (9, 0), 132, 10**6, 10**11, 1e9, 4e12, 3e12, 5e14)
+GPU = DeviceFacts("a GPU", "", "", (9, 0), 132, 10**6, 10**11, 1e9, 0, 0, 0, 0, 4e12, 3e12, 5e14)
 TASK = load_task("softmax")
 CASE = TASK.cases[0]
 
@@ -41,6 +41,13 @@ def test_what_is_far_below_the_limit_is_rejected(nbytes, flops, limit_us):
     with pytest.raises(Stop, match=f"takes {limit_us:.2f} us at least on a GPU") as stop:
         check_roofline(task(nbytes, flops), CASE, GPU, 0.69 * limit_us)
     assert stop.value.verdict is Verdict.REJECTED
+
+
+def test_the_limit_of_a_gpu_allows_its_narrowest_type():
+    geforce = dataclasses.replace(GPU, capability=(8, 9))  # int8 is four times as fast as bfloat16
+    check_roofline(task(None, 1.25e12), CASE, geforce, 351.0)
+    with pytest.raises(Stop):
+        check_roofline(task(None, 1.25e12), CASE, geforce, 349.0)
 
 
 def test_where_a_task_does_not_say_how_much_work_it_is_any_time_may_be():

@@ -407,16 +407,19 @@ def test_evaluate_prints_one_object_a_kernel(
         "ci95",
         "estimated",
         "baseline",
+        "attained",
         "own_share",
     ]
     assert list(right) == list(wrong) == keys
     assert right == again == {
         "kernel": "right.py", "verdict": "ok", "stage": "done", "message": "", "findings": [],
-        "speedup": 1.0, "ci95": [0.9, 1.1], "estimated": True, "baseline": "the seed kernel", "own_share": 1.0,
+        "speedup": 1.0, "ci95": [0.9, 1.1], "estimated": True, "baseline": "the seed kernel", "attained": None,
+        "own_share": 1.0,
     }  # fmt: skip
     assert wrong == {
         "kernel": "wrong.py", "verdict": "wrong", "stage": "verify", "message": "wrong result", "findings": [],
-        "speedup": None, "ci95": None, "estimated": False, "baseline": "the seed kernel", "own_share": None,
+        "speedup": None, "ci95": None, "estimated": False, "baseline": "the seed kernel", "attained": None,
+        "own_share": None,
     }  # fmt: skip
     assert opened[0].closed
 
@@ -556,7 +559,7 @@ def test_a_certificate_that_ends_in_an_error_gives_way_to_the_next_best(
         ("run --operators mutate,nothing", "'nothing'"),
         ("run --operators mix,mix", "expected each name once, got mix twice"),
         ("run --operators=", "operator: expected one of"),
-        ("run --target sm_1", "target: expected one of sm_90, h100, got 'sm_1'"),
+        ("run --target sm_1", "target: expected one of sm_90, h100, sm_80, sm_89, rtx4090, sm_100, got 'sm_1'"),
         ("run --run-dir taken", "holds one; go on with it by `evo resume taken`"),
         ("run --run-dir file/run", "choose another --run-dir"),
         ("evaluate softmax nowhere.py", "expected a kernel file in UTF-8 at nowhere.py"),

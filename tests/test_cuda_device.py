@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("pynvml")
 
 from fitness.cuda.device import Clocks, GpuWatch, device_facts, disturbance
+from fitness.frontend.target import LIMITS, TARGETS, sm_name
 
 CALM = Clocks(1980, 3201, frozenset())
 
@@ -35,5 +36,9 @@ def test_facts_of_this_gpu():
     assert facts.name == torch.cuda.get_device_name(0)
     assert 0.3 * facts.dram_bytes_per_s < facts.copy_bytes_per_s < 1.05 * facts.dram_bytes_per_s
     assert facts.matmul_flops > 1e13
+    known = TARGETS.get(sm_name(facts.capability))
+    assert known is None or {name: getattr(facts, name) for name in LIMITS} == {
+        name: getattr(known, name) for name in LIMITS
+    }
     clocks = GpuWatch(0).read()
     assert 0 < clocks.multiprocessor_mhz * 1e6 <= facts.max_clock_hz

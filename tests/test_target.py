@@ -5,23 +5,31 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fitness.gpu_backend as gpu_evaluator
 from evo.core.errors import ConfigError, EvoError
-from evo.core.records import GPU_FACTS
+from evo.core.records import GPU_FACTS, Build
 from evo.search import assemble
+from evo.search.evaluators import on_estimates
 from evo.storage.queries import RunInfo
 from fitness.candidate import FrontEnd
 from fitness.cuda import gpus
+from fitness.devices import Choice
+from fitness.estimate import time_model as model
 from fitness.estimate.roofline import impossible, least_us
-from fitness.frontend.target import Target, from_spec, get_target, machine, sm_name
+from fitness.frontend import compile as compiler
+from fitness.frontend.plan import LaunchPlan, TensorRef, to_json
+from fitness.frontend.target import TARGETS, Target, from_spec, get_target, machine, narrowest_rate, sm_name
 from fitness.gpu_backend import GpuEvaluator
 from fitness.tasks.task import load_task
 from tests.engine_support import config
 from tests.test_roofline import plan
+from tests.traced import COPY, HEADER, MATMUL, plan_of, traces_of
 
 H200 = get_target("sm_90")
 
@@ -79,7 +87,9 @@ def test_jobs_read_what_a_target_says_of_itself() -> None:
     pcie = machine(H200, said("NVIDIA H100 PCIe", 114))
     assert from_spec(pcie.spec) == pcie
     assert H200.spec == "sm_90" and from_spec("sm_90") == H200
-    with pytest.raises(ConfigError, match="target: expected one of sm_90, h100, got 'sm_1'"):
+    with pytest.raises(
+        ConfigError, match="target: expected one of sm_90, h100, sm_80, sm_89, rtx4090, sm_100, got 'sm_1'"
+    ):
         from_spec("sm_1")
 
 
@@ -93,6 +103,95 @@ def test_a_time_is_impossible_by_the_facts_of_the_machine_that_measures() -> Non
     assert impossible("c", 1010, here, h100.device_name) is None  # 0.7 of it is the limit
     # The nearest right kernel: the H100's own speed, which an H200's facts allow too.
     assert impossible("c", 1433, here, h100.device_name) is None
+
+
+def test_a_gpu_that_no_table_lists_has_its_own_facts_and_is_uncalibrated() -> None:
+    generic = get_target("sm_86")
+    assert (generic.name, generic.arch, generic.calibrated) == ("sm_86", 86, False)
+    assert from_spec(generic.spec) == generic
+    limits = {"shared_per_program": 101376, "shared_per_multiprocessor": 102400, "warps_per_multiprocessor": 48}
+    found = machine(generic, said("NVIDIA A10", 72, **limits, registers_per_multiprocessor=65536))
+    assert {name: getattr(found, name) for name in limits} == limits
+    assert (found.device_name, found.multiprocessors, found.dram_bytes_per_s) == ("NVIDIA A10", 72, 1.0e12)
+    assert H200.calibrated and not machine(H200, said("NVIDIA GH200")).calibrated
+    for name in ("sm_75", "sm_8", "sm_800x"):
+        with pytest.raises(ConfigError, match="target: expected one of"):
+            get_target(name)
+
+
+@pytest.mark.parametrize(
+    ("capability", "times"), [((8, 0), 2.0), ((8, 9), 4.0), ((9, 0), 2.0), ((10, 0), 2.0), ((12, 0), 4.0)]
+)
+def test_the_narrowest_type_is_as_fast_as_data_sheets_say(capability: tuple[int, int], times: float) -> None:
+    assert narrowest_rate(capability) == times
+
+
+@pytest.mark.parametrize(
+    ("capability", "words"), [((8, 0), "--target sm_80 measures on it"), ((7, 5), "evo needs sm_80")]
+)
+def test_a_gpu_of_another_target_says_how_to_measure_on_it(monkeypatch, capability, words: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    assert words in gpus.find_gpus(H200).problem
+
+
+def test_estimates_of_other_machines_are_called_uncalibrated() -> None:
+    cpu, gpu = Choice(0, ""), Choice(1, "")
+    assert on_estimates(cpu, "sm_90") == "" == on_estimates(gpu, "sm_80")
+    assert "uncalibrated: rates of NVIDIA A100-SXM4-80GB by its data sheet" in on_estimates(cpu, "sm_80")
+
+
+# --- every target compiles -------------------------------------------------------------------------------------------
+
+
+def test_a_built_in_kernel_is_compiled_to_machine_code_of_each_target(tmp_path: Path) -> None:
+    source = load_task("vector_sin", tried=True).seed_source
+    x, y = (TensorRef(b, "float32", (4096,), (1,)) for b in (0, 1))
+    plan = plan_of("sin_kernel", (4,), {"x_ptr": x, "y_ptr": y, "n": 4096, "BLOCK_SIZE": 1024}, ("y_ptr",))
+    args = to_json(plan)["steps"][0]["configs"][0]["args"]
+    codes = {}
+    for target in TARGETS.values():
+        payload = {"source": source, "constants": {}, "target": target.spec, "cache_dir": tmp_path / target.name}
+        launch = {"kernel": "sin_kernel", "args": args, "options": {"num_warps": 4}}
+        (build,) = compiler.job({**payload, "launches": [launch]}, tmp_path)["builds"]
+        assert build["registers"] > 0 and build["ptx_features"]["loads"] >= 1
+        codes.setdefault(target.arch, build["sass_hash"])
+    assert sorted(codes) == [80, 89, 90, 100] and len(set(codes.values())) == 4
+
+
+@pytest.mark.parametrize(("name", "feature"), [("sm_80", "mma_sync"), ("sm_90", "wgmma"), ("sm_100", "tcgen05")])
+def test_products_use_the_tensor_cores_of_the_target(tmp_path: Path, name: str, feature: str) -> None:
+    a, b, c = (TensorRef(n, "float16", (256, 256), (256, 1)) for n in range(3))
+    sizes = {"M": 256, "N": 256, "K": 256, "BM": 128, "BN": 128, "BK": 64}
+    plan = plan_of("matmul", (4,), {"a": a, "b": b, "c": c, **sizes}, ("c",))
+    args = to_json(plan)["steps"][0]["configs"][0]["args"]
+    launch = {"kernel": "matmul", "args": args, "options": {"num_warps": 4}}
+    payload = {"source": HEADER + MATMUL, "constants": {}, "target": name, "launches": [launch]}
+    (build,) = compiler.job(payload, tmp_path)["builds"]
+    found = build["ptx_features"]
+    assert {kind for kind in ("mma_sync", "wgmma", "tcgen05") if found[kind]} == {feature}
+
+
+def test_estimates_order_machines_by_memory_and_by_tensor_cores(tmp_path: Path) -> None:
+    x, y = (TensorRef(b, "float32", (1 << 26,), (1,)) for b in (0, 1))
+    copied = plan_of("copy", (1 << 16,), {"x": x, "y": y, "n": 1 << 26, "BLOCK": 1024}, ("y",))
+    of_copy = traces_of(COPY, copied, tmp_path)
+    a, b, c = (TensorRef(n, "float16", (4096, 4096), (4096, 1)) for n in range(3))
+    sizes = {"M": 4096, "N": 4096, "K": 4096, "BM": 128, "BN": 128, "BK": 32}
+    product = plan_of("matmul", (1024,), {"a": a, "b": b, "c": c, **sizes}, ("c",), options={"num_stages": 3})
+    of_product = traces_of(MATMUL, product, tmp_path)
+
+    def us(name: str, plan: LaunchPlan, traces: Any, build: Build) -> float:
+        return model.estimate(plan, [0], [[build]], traces, TARGETS[name]).total_us
+
+    small, large = Build("copy", 32, 0, 0, 4, 1.0, ""), Build("matmul", 168, 0, 49152, 8, 0.25, "")
+    copies = {name: us(name, copied, of_copy, small) for name in TARGETS}
+    assert sorted(copies, key=copies.__getitem__) == ["sm_100", "sm_90", "h100", "sm_80", "rtx4090", "sm_89"]
+    products = {name: us(name, product, of_product, large) for name in TARGETS}
+    assert products["sm_100"] < products["sm_90"] <= products["h100"] < products["sm_80"] < products["sm_89"]
+    assert products["sm_90"] < products["rtx4090"] < products["sm_89"]
 
 
 # --- where a GPU measures --------------------------------------------------------------------------------------------

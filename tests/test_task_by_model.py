@@ -125,7 +125,10 @@ def test_limits_and_refusals(make: Make, capsys: pytest.CaptureFixture[str]) -> 
         (["m"], "expected NAME@BASE_URL"),
         (["m@http://localhost:9/v1", "--max-usd", "1"], "--max-usd: expected a price of m, got none"),
         (["m@http://localhost:9/v1", "--max-tokens", "0"], "--max-tokens: expected a number above 0, got 0"),
-        (["m@http://localhost:9/v1", "--target", "sm_1"], "target: expected one of sm_90, h100, got 'sm_1'"),
+        (
+            ["m@http://localhost:9/v1", "--target", "sm_1"],
+            "target: expected one of sm_90, h100, sm_80, sm_89, rtx4090, sm_100, got 'sm_1'",
+        ),
         (["replay:nowhere.jsonl"], "expected a run's folder or a file of `evo calls`"),
     ],
 )

@@ -1,7 +1,7 @@
 """Shares the budget of a campaign among its runs by headroom and recent progress, in rounds.
 
-Each run first gets a part of its equal share.  What is left of all shares together then goes, round by round, to runs
-whose best kernel got faster lately and is far from what is attainable.  Runs that ended for a reason of their own get
+Each run first gets a part of its equal share.  Rounds then share what is left of all.  More goes to runs whose best
+kernel got faster lately, and is far from what is attainable.  Runs that ended for a reason of their own get
 nothing more, so the others get what those left.  Budgets are in the campaign's folder: every process reads them there,
 and a campaign that was stopped goes on with them.
 
@@ -24,12 +24,12 @@ EQUAL, HEADROOM = ALLOCATIONS = ("equal", "headroom")  # the values of --allocat
 FILE = "allocation.json"
 
 # Chosen on half of the kernels of runs/reference/tritonbench-g, and tried on the other half.
-FIRST = 0.25  # of its equal share, that each run gets first
-ROUNDS = 2  # in which the rest is given
-WINDOW = 0.5  # of a run's candidates, in which progress counts as recent
-HOPE = 0.05  # progress that every run is credited with: a run that stands still may find something yet
-MOST = 2.0  # times its equal share: the recorded courses are no longer
-NEAR = 2.0  # times the attainable time, within which a kernel gets less in proportion to the logarithm
+FIRST = 0.25  # Of its equal share: what each run gets first.
+ROUNDS = 2  # Rounds that share the rest.
+WINDOW = 0.5  # Of a run's candidates: progress in the last of them is recent.
+HOPE = 0.05  # Progress that every run is credited with: one that stands still may find something yet.
+MOST = 2.0  # Times its equal share: the recorded courses end there.
+NEAR = 2.0  # Times the attainable time: nearer kernels get less, by the logarithm.
 
 Run = TypeVar("Run", bound=Hashable)
 

@@ -137,7 +137,8 @@ def _devices(arguments: argparse.Namespace, target: str) -> Devices:
 
     if arguments.ray_address is not None:
         return evaluators.find_devices(arguments.gpus, arguments.ray_address, target)
-    return evaluators.Devices(resolve(arguments.gpus, lambda: evaluators.find_gpus(target)), None)
+    choice = resolve(arguments.gpus, lambda: evaluators.find_gpus(target))
+    return evaluators.Devices(choice, None, evaluators.on_estimates(choice, target))
 
 
 class _Call:

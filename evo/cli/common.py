@@ -24,7 +24,8 @@ def add_target(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--target",
         default="sm_90",
-        help="what to compile for: sm_90 (default) or h100; estimates are of an H200 or an H100",
+        help="what to compile for: sm_90, an H200 (default); h100; sm_80, an A100; sm_89, an L4; rtx4090; sm_100, a "
+        "B200; or the sm_NN of a GPU that measures",
     )
     add_gpus(parser)
     add_plugins(parser)

@@ -91,6 +91,7 @@ class Devices:
 
     choice: Choice
     cluster: Cluster | None
+    note: str = ""  # on estimates
 
     def workers(self, wanted: int | None) -> int:
         """`wanted`, or as many evaluations at once as keep everything busy."""
@@ -102,7 +103,7 @@ class Devices:
     def lines(self) -> list[str]:
         """What evaluates, in words."""
         through = [] if self.cluster is None else [f"evaluating through Ray on {self.cluster}"]
-        return [self.choice.line, *through]
+        return [self.choice.line, *through, *([self.note] if self.note else [])]
 
     def open(self, task: Task, target: str) -> Profiler:
         """The evaluator of a task.  Warns of cases that are too large to be executed without a GPU."""
@@ -139,7 +140,19 @@ def find_devices(gpus: str | None, address: str | None, target: str, before: Run
         unasked=unasked,
         started=before.device if before else "",
     )
-    return Devices(choice, join("local") if choice.gpus > 1 and cluster is None else cluster)
+    return Devices(
+        choice, join("local") if choice.gpus > 1 and cluster is None else cluster, on_estimates(choice, target)
+    )
+
+
+def on_estimates(choice: Choice, target: str) -> str:
+    """What is to be known of estimates if no measurement has tested those of a target; "" if a GPU measures."""
+    from fitness.frontend.target import get_target
+
+    machine = get_target(target)
+    if choice.gpus or machine.calibrated:
+        return ""
+    return f"uncalibrated: rates of {machine.device_name} by its data sheet, in a model whose constants are an H200's"
 
 
 def _cluster_gpus(cluster: Cluster, target: str) -> Gpus:

@@ -95,7 +95,7 @@ def _model_source(text: str, task: Task) -> str:
 def work(arguments: Arguments, case: Case, target: Target, gpu: Mapping[str, Any] | None) -> dict[str, float]:
     """Returns "bytes" that a case moves at least, its "flops" if they are known, and "least_us", its attainable time.
 
-    If nothing can be counted, the bytes are those of the arguments, each once, and there is no attainable time.
+    If nothing can be counted, the bytes are those of the arguments, each once, without an attainable time.
     """
     needed = arguments.work(case)
     if needed is None:

@@ -9,6 +9,9 @@ from typing import Any
 
 import pynvml
 import torch
+from cuda.bindings import driver as cuda
+
+from fitness.cuda.launcher import WARP, check
 
 COPY_BYTES = 2 << 30  # far beyond any L2.
 MATMUL_SIZE = 8192
@@ -38,6 +41,10 @@ class DeviceFacts:
     l2_bytes: int
     memory_bytes: int
     max_clock_hz: float
+    shared_per_program: int  # these four as `fitness.frontend.target.Target` has them
+    shared_per_multiprocessor: int
+    registers_per_multiprocessor: int
+    warps_per_multiprocessor: int
     dram_bytes_per_s: float  # memory clock, double data rate, times the width of the bus: a limit of physics
     copy_bytes_per_s: float  # measured
     matmul_flops: float  # measured, bfloat16 on random data
@@ -110,9 +117,26 @@ def reported_facts(index: int = 0) -> dict[str, Any]:
         "capability": (properties.major, properties.minor),
         "multiprocessors": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
+        **_limits(index),
         "memory_bytes": properties.total_memory,
         "max_clock_hz": 1e6 * pynvml.nvmlDeviceGetMaxClockInfo(watch.handle, pynvml.NVML_CLOCK_SM),
         "dram_bytes_per_s": 2 * memory_hz * bus_bits / 8,
+    }
+
+
+def _limits(index: int) -> dict[str, int]:
+    """Returns the limits of a multiprocessor of CUDA device `index`, by the names of `Target`."""
+    device = check(cuda.cuDeviceGet(index), "finding the GPU")
+    names = cuda.CUdevice_attribute
+
+    def of(attribute: cuda.CUdevice_attribute) -> int:
+        return int(check(cuda.cuDeviceGetAttribute(attribute, device), "asking for a property of the GPU"))
+
+    return {
+        "shared_per_program": of(names.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+        "shared_per_multiprocessor": of(names.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
+        "registers_per_multiprocessor": of(names.CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR),
+        "warps_per_multiprocessor": of(names.CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR) // WARP,
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from evo.core.errors import EvoError
 from fitness.frontend.target import Target, machine, sm_name
 
+LEAST = 8  # major compute capability: the runner and the rules of its machine code need Ampere
 _PACKAGES = {"pynvml": "nvidia-ml-py", "cuda": "cuda-bindings"}  # module: what installs it
 
 
@@ -29,7 +30,8 @@ def find_gpus(target: Target) -> Gpus:
     count, name = torch.cuda.device_count(), torch.cuda.get_device_name(0)
     major, minor = capability = torch.cuda.get_device_capability(0)
     if 10 * major + minor != target.arch:
-        return Gpus(count, name, f"GPU 0 ({name}) is {sm_name(capability)}, the target is {target.name}")
+        fix = f"--target {sm_name(capability)} measures on it" if major >= LEAST else f"evo needs sm_{LEAST}0 or later"
+        return Gpus(count, name, f"GPU 0 ({name}) is {sm_name(capability)}, the target is {target.name}: {fix}")
     missing = [package for module, package in _PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
         return Gpus(count, name, f"GPU 0 ({name}) cannot be driven without {' and '.join(missing)}")

@@ -33,7 +33,6 @@ PROGRAMS_PER_MULTIPROCESSOR_US = 12.5  # measured: empty programs started per mi
 DRAM_EFFICIENCY = 0.89  # measured: copies reach 4.2 to 4.3 of 4.8 TB/s.
 DRAM_SCATTERED = 2.0  # measured on gathers: an isolated sector of 32 bytes costs DRAM as much as 64.
 L2_BYTES_PER_CLOCK = 48.0  # measured on matrix products: from L2 to one multiprocessor (its port has 64 bytes).
-L1_BYTES = 256 * 1024  # vendor: L1 and shared memory of a multiprocessor together.
 L1_USABLE = 0.5  # measured: rows that three passes read again, while results are stored.
 L2_USABLE = 0.5  # measured on gathers: both halves of L2 may hold the same line.
 SHARED_BYTES_PER_CLOCK = 128.0  # vendor.
@@ -56,6 +55,7 @@ SCHEDULERS = 4  # vendor: warps from which a multiprocessor issues in each clock
 WGMMA_EFFICIENCY = 0.75  # measured: large fp16 products reach 720 of 989 Tflop/s.
 TF32_TRANSPOSE_CLOCKS = 0.7  # measured: for each element of a float32 right operand, which passes registers.
 MMA_EFFICIENCY = 0.6  # public microbenchmarks: mma.sync reaches about 62% of the H100's peak.
+MMA_EFFICIENCY_AMPERE = 0.85  # guess: below compute capability 9.0 all products are by mma.sync.
 MMA_INSTRUCTIONS = 90  # measured: of a warp around one tl.dot by mma.sync: addresses, copies, waits, barriers.
 WGMMA_INSTRUCTIONS = 30  # guess: of a warp around one tl.dot by wgmma.
 TRANSFER_START_US = 1.0  # measured: until a cold transfer is at full speed.
@@ -264,7 +264,9 @@ def _launch(config: Config, build: Any, trace: LaunchTrace, target: Target, cach
         warps=b["num_warps"],
         stages=_requested_stages(config.options.get("num_stages")),
         copies=features.get("cp_async", screen.MOST_STAGES) + features.get("tma", 0),
-        wgmma=bool(features["wgmma"]) if "wgmma" in features else large and target.arch >= 90,
+        wgmma=bool(features["wgmma"] or features.get("tcgen05"))
+        if "wgmma" in features
+        else large and target.arch >= 90,
         registers=b["registers"],
         spill_bytes=b["spill_bytes"],
         shared_bytes=b["shared_bytes"],
@@ -435,7 +437,11 @@ def _requested_of_l2(launch: _Launched, t: Traffic) -> float:
     """Bytes that L1 requests from L2: each footprint once if it fits into L1, every access if it does not."""
     if t.kind != "load":
         return t.sectors
-    room = L1_USABLE * (L1_BYTES - launch.resident * launch.shared_bytes) / max(1.0, launch.active_warps / launch.warps)
+    room = (
+        L1_USABLE
+        * (launch.target.l1_bytes - launch.resident * launch.shared_bytes)
+        / max(1.0, launch.active_warps / launch.warps)
+    )
     missed = _missing(t.once / launch.trace.programs, max(room, 1.0))
     return t.once + max(0.0, t.sectors - t.again - t.once) * missed
 
@@ -449,7 +455,7 @@ def _spill_bytes(launch: _Launched) -> float:
         * spilled
         * _spill_rounds(launch)
         * launch.trace.programs
-        * _missing(resident, (L1_BYTES - launch.resident * launch.shared_bytes) / 2 + 1)
+        * _missing(resident, (launch.target.l1_bytes - launch.resident * launch.shared_bytes) / 2 + 1)
     )
 
 
@@ -523,7 +529,8 @@ def _tensor_clocks(launch: _Launched) -> float:
             total += count * k * n * TF32_TRANSPOSE_CLOCKS if a == "fp32" else 0.0
             flops = 2.0 * max(m, 64) * n * k
         else:
-            rate = peak * MMA_EFFICIENCY * min(1.0, launch.active_warps / SCHEDULERS)
+            reached = MMA_EFFICIENCY if launch.target.arch >= 90 else MMA_EFFICIENCY_AMPERE
+            rate = peak * reached * min(1.0, launch.active_warps / SCHEDULERS)
             flops = 2.0 * _mma_fragments(launch, m, n, k) * launch.warps * 16 * 8 * 16
         total += count * passes * flops / rate
     return total

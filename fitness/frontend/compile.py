@@ -345,6 +345,7 @@ def sass_hash(cubin: bytes) -> str:
 
 _PTX = {
     "wgmma": r"\bwgmma\.mma_async",
+    "tcgen05": r"\btcgen05\.mma",  # in the place of wgmma from compute capability 10.0 on
     "mma_sync": r"\bmma\.sync",
     "ldmatrix": r"\bldmatrix\.",
     "cp_async": r"\bcp\.async\.(?:ca|cg)\.",

@@ -13,7 +13,8 @@ from evo.core.records import Build
 from fitness.frontend.plan import ITEMSIZE, Launch, LaunchPlan, to_json
 from fitness.frontend.target import Target
 
-# NVIDIA's occupancy calculator, compute capability 9.0 (CUDA C++ Programming Guide, table of technical specifications).
+# NVIDIA's occupancy calculator, compute capabilities 8.0 to 10.0 (CUDA C++ Programming Guide, technical
+# specifications).
 REGISTER_UNIT = 256  # Registers are allocated to a warp in this unit.
 WARP_UNIT = 4  # Warps are allocated in this unit, one per scheduler.
 SHARED_UNIT = 128  # Shared memory is allocated to a program in this unit, in bytes.

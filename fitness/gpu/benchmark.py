@@ -19,6 +19,7 @@ from fitness.cuda.device import DeviceFacts, GpuWatch
 from fitness.estimate import roofline
 from fitness.frontend.memory import POISONS, Poison
 from fitness.frontend.stages import Stop
+from fitness.frontend.target import narrowest_rate
 from fitness.gpu import fingerprint
 from fitness.gpu.autotune import select
 from fitness.gpu.baselines import KINDS, Baseline, called, names
@@ -35,7 +36,7 @@ from fitness.tasks import other_inputs
 from fitness.tasks.task import Task
 from fitness.verify import compare, oracle
 
-MATMUL_HEADROOM = 2.5  # of the peak of the narrowest type over the measured bfloat16 rate
+MATMUL_HEADROOM = 1.25  # of the peak over the measured rate, with bfloat16
 
 
 class Benchmark:
@@ -315,7 +316,7 @@ def _limit_us(task: Task, case: Case, facts: DeviceFacts) -> float:
     moved = task.bytes(case) if task.bytes else 0.0
     flops = task.flops(case) if task.flops else 0.0
     memory_s = max(moved - facts.l2_bytes, 0.0) / facts.dram_bytes_per_s
-    return 1e6 * max(memory_s, flops / (MATMUL_HEADROOM * facts.matmul_flops))
+    return 1e6 * max(memory_s, flops / (narrowest_rate(facts.capability) * MATMUL_HEADROOM * facts.matmul_flops))
 
 
 def rates(task: Task, case: Case, facts: DeviceFacts, time_us: float) -> dict[str, float]:

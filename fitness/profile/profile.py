@@ -214,7 +214,7 @@ def _static(of: Subject, kernel: str, target: Target) -> dict[str, float]:
     features = build.get("ptx_features")
     if features:
         readings |= {k: features[k] for k in ("mma_sync", "wgmma")}
-        readings["tensor_instructions"] = features["mma_sync"] + features["wgmma"]
+        readings["tensor_instructions"] = features["mma_sync"] + features["wgmma"] + features.get("tcgen05", 0)
         if features["load_bytes"]:  # 0: all loads go through other instructions
             readings["load_bytes"] = features["load_bytes"]
     if of.bytes and of.flops:

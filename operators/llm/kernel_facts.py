@@ -88,7 +88,8 @@ def _code(found: Mapping[str, int]) -> list[str]:
     """Returns what the PTX of a kernel uses, [] if it is not known (runs of earlier versions)."""
     if not found:
         return []
-    words = ["wgmma"] if found.get("wgmma") else ["mma.sync"] if found.get("mma_sync") else ["no tensor cores"]
+    products = {"wgmma": "wgmma", "tcgen05": "tcgen05.mma", "mma_sync": "mma.sync"}
+    words = [next((word for name, word in products.items() if found.get(name)), "no tensor cores")]
     words += ["TMA"] if found.get("tma") else ["cp.async"] if found.get("cp_async") else ["no asynchronous loads"]
     for name, what in (("load_bytes", "loads"), ("store_bytes", "stores")):
         words += [f"{what} of up to {found[name]} bytes a thread"] if found.get(name) else []
