@@ -37,7 +37,8 @@ from fitness.frontend.recording.fakecuda import AsCuda, fake_device
 from fitness.frontend.target import from_spec
 from fitness.sandbox.jobs import CANDIDATE, JobError, line_of_call, line_of_error
 from fitness.suites import sizes
-from fitness.suites.values import COMPUTED, describe
+from fitness.suites.call_writer import CallWriter
+from fitness.suites.values import COMPUTED
 
 MODULE = "candidate"
 _ENGINE = torch.autograd._engine_run_backward  # every backward pass calls it
@@ -63,7 +64,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     kept).
 
     Returns {"calls": [call], "error": why the tests ended early, or "", "untimed": why the script did, or ""}.  A call
-    is {"form", "arguments", "timed"}.  A form says how the call is written (`_CallWriter`).  An argument is {"tensor":
+    is {"form", "arguments", "timed"}.  A form says how the call is written (`CallWriter`).  An argument is {"tensor":
     form of `fitness.suites.values`} or {"value": plain value}.  "timed" says whether the call is the script's.
     Files of kept values are left in `scratch`.  Raises JobError if the kernel part cannot be executed.
     """
@@ -252,7 +253,7 @@ class _Listener(AsCuda):
                 return function(*args, **kwargs)
             if not self._launching:
                 args, kwargs = _all_arguments(function, args, kwargs)
-            writer = _CallWriter(self, self._scratch, len(self.calls))
+            writer = self._writer()
             with torch._C.DisableTorchFunction():
                 writer.write(name, parameters, args, kwargs)
             self.trouble = self.trouble or writer.trouble
@@ -276,7 +277,7 @@ class _Listener(AsCuda):
         return called
 
     def _write_launch(self, name: str, kernel: Any, grid: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        writer = _CallWriter(self, self._scratch, len(self.calls))
+        writer = self._writer()
         found, why = _grid(kernel, grid, {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs})
         if found is None:
             self.trouble = self.trouble or f"the tests launch {name} with a grid that {why}"
@@ -286,7 +287,11 @@ class _Listener(AsCuda):
             writer.returned(None)
         self._add(writer)
 
-    def _add(self, writer: _CallWriter) -> None:
+    def _writer(self) -> CallWriter:
+        names = vars(sys.modules[MODULE])
+        return CallWriter(names, self.rule, self._scratch, f"call{len(self.calls)}")
+
+    def _add(self, writer: CallWriter) -> None:
         if writer.trouble:
             self.trouble = self.trouble or writer.trouble
             return
@@ -300,78 +305,6 @@ class _Listener(AsCuda):
 def _what(argument: Mapping[str, Any]) -> Any:
     tensor = argument.get("tensor")
     return argument if tensor is None else [tensor["shape"], tensor["strides"], tensor["dtype"]]
-
-
-class _CallWriter:
-    """Writes one call as Python: the callee, the place of each slot, and the tensors in its result.
-
-    Tensors and plain values go into slots, named after the parameters; lists, dtypes and devices are written out.
-    """
-
-    def __init__(self, listener: _Listener, scratch: Path, number: int) -> None:
-        self._listener, self._scratch, self._number = listener, scratch, number
-        self.slots: list[str] = []
-        self.arguments: list[dict[str, Any]] = []
-        self.text, self.result, self.trouble = "", "result", ""
-
-    @property
-    def takes_tensors(self) -> bool:
-        return any("tensor" in argument for argument in self.arguments)
-
-    def form(self) -> dict[str, Any]:
-        return {"slots": self.slots, "call": self.text, "result": self.result}
-
-    def write(self, callee: str, parameters: Sequence[str], args: Any, kwargs: Mapping[str, Any]) -> None:
-        names = [parameters[i] if i < len(parameters) else f"argument{i}" for i in range(len(args))]
-        parts = [self._value(a, n) for a, n in zip(args, names, strict=True)]
-        parts += [f"{k}={self._value(v, k)}" for k, v in kwargs.items()]
-        self.text = f"{callee}({', '.join(parts)})"
-
-    def returned(self, result: Any) -> None:
-        """Notes which parts of `result` are tensors, as an expression of the name `result`."""
-        paths = list(_tensor_paths(result, "result"))
-        if isinstance(result, (tuple, list)) and len(paths) == len(result):
-            paths = ["result"]
-        self.result = ", ".join(paths)
-
-    def _value(self, value: Any, name: str) -> str:
-        if isinstance(value, torch.Tensor):
-            if value.layout is not torch.strided or value.is_complex():
-                return self._refuse(f"argument {name} is a tensor of {value.layout}, {value.dtype}")
-            slot = self._slot(name)
-            file = f"call{self._number}-{slot}"
-            form = describe(value, self._listener.rule(value), self._scratch, file)
-            self.arguments.append({"tensor": form})
-            return slot
-        if isinstance(value, np.generic):
-            value = value.item()
-        if value is None or isinstance(value, (bool, int, float, str)):
-            slot = self._slot(name)
-            self.arguments.append({"value": value})
-            return slot
-        if isinstance(value, (tuple, list)):
-            parts = [self._value(v, f"{name}_{i}") for i, v in enumerate(value)]
-            comma = "," if isinstance(value, tuple) and len(parts) == 1 else ""
-            inside = ", ".join(parts) + comma
-            return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
-        if isinstance(value, dict) and all(isinstance(k, str) for k in value):
-            return "{" + ", ".join(f"{k!r}: {self._value(v, f'{name}_{k}')}" for k, v in value.items()) + "}"
-        if isinstance(value, torch.dtype):
-            return str(value)
-        if isinstance(value, torch.device):
-            return "torch.device('cuda')"
-        return _global_name(value) or _built(value) or self._refuse(f"argument {name} is a {type(value).__name__}")
-
-    def _refuse(self, message: str) -> str:
-        self.trouble = self.trouble or message
-        return "None"
-
-    def _slot(self, name: str) -> str:
-        slot, taken = name, vars(sys.modules[MODULE])
-        while slot in self.slots or slot in taken:
-            slot += "_"
-        self.slots.append(slot)
-        return slot
 
 
 class _Read(dict):  # type: ignore[type-arg]
@@ -407,37 +340,6 @@ def _grid(kernel: Any, grid: Any, bound: Mapping[str, Any]) -> tuple[tuple[Any, 
     return grids.pop(), ""
 
 
-def _global_name(value: Any) -> str:
-    """Returns the shortest name by which the candidate's module reaches this object; "" if it has none.
-
-    The name is a global of that module, or an attribute of a module that it imports.
-    """
-    names_of_module = vars(sys.modules[MODULE])
-    names = [name for name, other in names_of_module.items() if other is value]
-    for name, module in names_of_module.items():
-        if isinstance(module, ModuleType):
-            names += [f"{name}.{attribute}" for attribute, other in vars(module).items() if other is value]
-    return min(names, key=len, default="")
-
-
-def _built(value: Any) -> str:
-    """Returns a record of plain values as Python that makes it with its class in the kernel part.
-
-    "" for other values.
-    """
-    kind, fields = _global_name(type(value)), dict(getattr(value, "__dict__", {}))
-    if not kind:
-        return ""
-    parameters = inspect.signature(type(value)).parameters.values()
-    if {p.name for p in parameters} != set(fields):
-        return ""
-    for more in [p.name for p in parameters if p.kind is p.VAR_KEYWORD]:
-        fields |= fields.pop(more)
-    if not all(isinstance(v, (bool, int, float, str)) for v in fields.values()):
-        return ""
-    return f"{kind}({', '.join(f'{k}={v!r}' for k, v in fields.items())})"
-
-
 def _is_autograd(value: Any) -> bool:
     return inspect.isclass(value) and issubclass(value, torch.autograd.Function) and "forward" in vars(value)
 
@@ -469,14 +371,3 @@ def _parameter_names(function: Callable[..., Any]) -> list[str]:
     except (TypeError, ValueError):  # of a method of an extension type
         return []
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-
-
-def _tensor_paths(value: Any, path: str) -> Iterator[str]:
-    if isinstance(value, torch.Tensor):
-        yield path
-    elif isinstance(value, (tuple, list)):
-        for i, item in enumerate(value):
-            yield from _tensor_paths(item, f"{path}[{i}]")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _tensor_paths(item, f"{path}[{key!r}]")
