@@ -33,27 +33,14 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, KernelInterface
 
 from evo.core.records import Verdict
-from fitness.frontend.recording.fakecuda import AsCuda, fake_device
+from fitness.frontend.recording.fakecuda import fake_device
 from fitness.frontend.target import from_spec
-from fitness.sandbox.jobs import CANDIDATE, JobError, line_of_call, line_of_error
+from fitness.sandbox.jobs import CANDIDATE, JobError, line_of_error
 from fitness.suites import sizes
 from fitness.suites.call_writer import CallWriter
-from fitness.suites.values import COMPUTED
+from fitness.suites.on_host import OnHost, seeds_on_host
 
 MODULE = "candidate"
-_ENGINE = torch.autograd._engine_run_backward  # every backward pass calls it
-_SAME_VALUES = {
-    torch.Tensor.to, torch.Tensor.int, torch.Tensor.long, torch.Tensor.short, torch.Tensor.char, torch.Tensor.clone,
-    torch.Tensor.contiguous, torch.Tensor.cuda, torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16,
-}  # fmt: skip
-_ALLOCATE = {
-    torch.empty, torch.empty_like, torch.empty_strided, torch.zeros, torch.zeros_like, torch.full, torch.full_like,
-    torch.ones, torch.ones_like, torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_full,
-    torch.Tensor.new_ones, torch.Tensor.new_empty_strided,
-}  # fmt: skip
-_UNWRITTEN = {
-    torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided,
-}  # fmt: skip
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
@@ -73,7 +60,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    with fake_device(target, listener), _seeds_on_host(), listener.listening(), listener:
+    with fake_device(target, listener), seeds_on_host(), listener.listening(), listener:
         space = _execute(payload["kernels"], scratch)
         sys.modules.setdefault(payload["name"], sys.modules[MODULE])  # some tests import their own file
         listener.wrap_all(space)
@@ -119,88 +106,21 @@ def _run_tests(source: str, space: dict[str, Any], listener: _Listener, scratch:
     return ""
 
 
-@contextlib.contextmanager
-def _seeds_on_host() -> Iterator[None]:
-    """Ignores seeds for the GPU's generators: the host's generators replace them."""
-    real = torch.Generator
-    nothing: dict[str, Any] = dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), lambda *_: None)
-    with (
-        mock.patch.multiple(torch.cuda, **nothing),
-        mock.patch.object(torch, "Generator", lambda device=None: real()),
-    ):
-        yield
-
-
-class _Listener(AsCuda):
+class _Listener(OnHost):
     """The function mode under which the tests run: knows which function calls which, and the origin of values."""
 
     def __init__(self, scratch: Path, most: int, launching: bool) -> None:
-        super().__init__(self)  # type: ignore[arg-type]
-        for needing_values in (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__):
-            del self._answers[needing_values]
+        super().__init__()
         self._scratch, self._most, self._launching = scratch, most, launching
-        self._drawn: dict[int, tuple[Any, dict[str, Any]]] = {}  # by address of the storage, which is kept alive
         self._seen: set[str] = set()
         self._depth = 0
-        self._backward = False  # whether autograd is in a backward pass
         self.launches = 0
         self.calls: list[dict[str, Any]] = []
         self.trouble = ""  # of a call that cannot be written as text
         self.timed = False  # whether calls are those of the script that times the file
-        self.factory_on_host: bool | None = None
 
-    # --- in place of the recorder ------------------------------------------------------------------------------------
-
-    def on_host(self, tensor: torch.Tensor) -> bool:
-        return False
-
-    def address(self, tensor: torch.Tensor) -> int:
-        with torch._C.DisableTorchFunction():
-            return tensor.data_ptr()
-
-    def fail(self, verdict: Verdict, message: str) -> JobError:
-        return JobError(verdict, message, line_of_call())
-
-    def _move(self, tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
-        return tensor
-
-    # --- where values come from --------------------------------------------------------------------------------------
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_function__(func, types, args, kwargs)
-        if isinstance(result, torch.Tensor):
-            with torch._C.DisableTorchFunction():
-                self._note(func, args, kwargs or {}, result)
-        return result
-
-    def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: torch.Tensor) -> None:
-        if func in (torch.randint, torch.randint_like):
-            numbers = [a for a in args if type(a) is int]
-            low = kwargs.get("low", numbers[0] if len(numbers) > 1 else 0)
-            high = kwargs.get("high", numbers[1] if len(numbers) > 1 else next(iter(numbers), None))
-            if high is not None:
-                self._remember(result, {"rule": "randint", "low": int(low), "high": int(high)})
-        elif func is torch.randperm:
-            self._remember(result, {"rule": "randperm"})
-        elif func in _ALLOCATE:
-            if func in _UNWRITTEN and result.dtype.itemsize:
-                result.zero_()
-            if (self._depth or self._backward) and self._launching:  # the result of a kernel
-                self._remember(result, COMPUTED)
-        elif func in _SAME_VALUES and args and isinstance(args[0], torch.Tensor):
-            other = self._drawn.get(args[0].untyped_storage()._cdata)
-            if other is not None and result.numel() == args[0].numel():
-                self._remember(result, other[1])
-
-    def _remember(self, tensor: torch.Tensor, rule: dict[str, Any]) -> None:
-        storage = tensor.untyped_storage()
-        self._drawn[storage._cdata] = storage, rule
-
-    def rule(self, tensor: torch.Tensor) -> dict[str, Any] | None:
-        _, rule = self._drawn.get(tensor.untyped_storage()._cdata, (None, None))
-        if rule is not None and (rule["rule"] == "quantiles") != tensor.dtype.is_floating_point:
-            return None
-        return rule
+    def computing(self) -> bool:
+        return bool(self._depth or self._backward) and self._launching
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -217,22 +137,9 @@ class _Listener(AsCuda):
         with (
             mock.patch.object(JITFunction, "run", counted),
             mock.patch.object(Autotuner, "run", counted),
-            mock.patch.object(torch.autograd, "_engine_run_backward", self._noticed(_ENGINE)),
+            self.in_backward(),
         ):
             yield
-
-    def _noticed(self, engine: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns autograd's engine with this mode on: PyTorch turns it off before `Tensor.backward` is executed."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            before, self._backward = self._backward, True
-            try:
-                with self:
-                    return engine(*args, **kwargs)
-            finally:
-                self._backward = before
-
-        return run
 
     def wrap_all(self, space: dict[str, Any]) -> None:
         """Wraps what the kernel part defines, so that calls to it are noticed."""
