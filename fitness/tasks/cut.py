@@ -138,8 +138,13 @@ class KernelWriter(SourceWriter):
 
     hint = "give the kernel a file of its own by hand, and start a task from that by `evo tasks new DIR KERNEL.py`"
 
-    def __init__(self) -> None:
+    def __init__(self, original: Callable[[Any], Any] = lambda value: value) -> None:
+        """Keeps the settings.  original: what a value stands for that a watcher has replaced."""
         super().__init__(_is_common)
+        self._original = original
+
+    def _global(self, name: str, value: Any, label: str) -> None:
+        super()._global(name, self._original(value), label)
 
     def _is_copied(self, value: Any) -> bool:
         function = python_function(value) if callable(value) or hasattr(value, "fn") else None
