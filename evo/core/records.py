@@ -103,6 +103,7 @@ class Case:
 
     `axes` are the sizes on the target GPU; `cpu_axes` replaces them if the case is executed without one (Triton's
     interpreter is slow, so a big case names smaller sizes).  Tune cases guide the search; holdout cases only verify.
+    `weight` is the part of a case in the speedup, relative to those of the others: for example its share of GPU time.
     """
 
     name: str
@@ -110,8 +111,11 @@ class Case:
     dtype: str = "float32"
     role: str = "tune"
     cpu_axes: Mapping[str, int] | None = None
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.weight, bool) or not isinstance(self.weight, (int, float)) or not 0 < self.weight < math.inf:
+            raise ValueError(f"case {self.name!r}: weight must be a positive number, got {self.weight!r}")
         if self.role not in ("tune", "holdout"):
             raise ValueError(f"case {self.name!r}: role must be 'tune' or 'holdout', got {self.role!r}")
         for label, axes in (("axes", self.axes), ("cpu_axes", self.cpu_axes or {})):
@@ -299,7 +303,7 @@ class Timing:
     """Time of one tune case, candidate against the seed kernel.
 
     `estimated` timings come from a model: `samples_us` and `baseline_us` then hold one number each, and `terms` the
-    parts of the model in microseconds.
+    parts of the model in microseconds.  `weight` is that of the case.
     """
 
     case: str
@@ -309,6 +313,7 @@ class Timing:
     ci95: tuple[float, float]
     estimated: bool
     terms: Mapping[str, float] = field(default_factory=dict)
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.samples_us or not self.baseline_us:
@@ -394,8 +399,9 @@ class Evaluation:
 def score(evaluation: Evaluation) -> Fitness | None:
     """Returns the geometric mean over the tune cases of (seed time / candidate time); None unless the verdict is OK.
 
-    The interval is the geometric mean of the cases' interval ends.  It is wider than the mean's own interval if the
-    cases err independently.  It is right if they err together, as cases timed by one model or on one device largely do.
+    Each case counts by its weight.  The interval is the geometric mean of the cases' interval ends.  It is wider than
+    the mean's own interval if the cases err independently.  It is right if they err together, as cases timed by one
+    model or on one device largely do.
 
     A measured case whose difference is not significant (the interval includes 1, or the ratio lies within the noise
     floor of the device) enters as ratio 1, with its interval widened to include 1.
@@ -407,9 +413,10 @@ def fitness_of(timings: Sequence[Timing]) -> Fitness:
     """Returns the fitness of the timings of a candidate that is right."""
     cases = {t.case: _counted(t) for t in timings}
     ratios, lows, highs = zip(*cases.values(), strict=True)
+    weights = list({t.case: t.weight for t in timings}.values())
     return Fitness(
-        speedup=_geometric_mean(ratios),
-        ci95=(_geometric_mean(lows), _geometric_mean(highs)),
+        speedup=weighted_geometric_mean(ratios, weights),
+        ci95=(weighted_geometric_mean(lows, weights), weighted_geometric_mean(highs, weights)),
         per_case={case: ratio for case, (ratio, _, _) in cases.items()},
         estimated=any(t.estimated for t in timings),
     )
@@ -423,8 +430,10 @@ def _counted(timing: Timing) -> tuple[float, float, float]:
     return 1.0, min(low, 1.0), max(high, 1.0)
 
 
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(math.fsum(math.log(v) for v in values) / len(values))
+def weighted_geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Returns the geometric mean of positive values, each with its weight."""
+    total = math.fsum(w * math.log(v) for v, w in zip(values, weights, strict=True))
+    return math.exp(total / math.fsum(weights))
 
 
 @dataclass(frozen=True)

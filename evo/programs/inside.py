@@ -28,9 +28,12 @@ BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
 def environment(program: dict[str, Any]) -> dict[str, str]:
     """Returns the environment of a process in which Python does what `program` says."""
-    before = os.environ.get("PYTHONPATH")
+    inherited = dict(os.environ)
+    if inherited.get("PYTHONSAFEPATH") == "evo":  # `python -m evo` set it for evo's own processes
+        del inherited["PYTHONSAFEPATH"]
+    before = inherited.get("PYTHONPATH")
     path = os.pathsep.join([str(BOOTSTRAP), *([before] if before else [])])
-    return {**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(program)}
+    return {**inherited, "PYTHONPATH": path, VARIABLE: json.dumps(program)}
 
 
 def start(text: str) -> None:

@@ -32,6 +32,8 @@ class CallWriter:
         None if values are not kept; placed: note where tensors lie in memory, and give one slot to equal windows.
         """
         self._names, self._rule, self._folder, self._prefix, self._placed = names, rule, folder, prefix, placed
+        # The data of a program is no part of the file that is made of its functions.
+        self._taken = {name for name, value in names.items() if not placed or callable(value) or _is_module(value)}
         self._windows: list[tuple[torch.Tensor, str]] = []  # if `placed`: the tensors of slots
         self.slots: list[str] = []
         self.parameters: list[str] = []  # what the slots are called where they come from
@@ -110,11 +112,15 @@ class CallWriter:
 
     def _slot(self, name: str) -> str:
         slot = name
-        while slot in self.slots or slot in self._names:
+        while slot in self.slots or slot in self._taken:
             slot += "_"
         self.slots.append(slot)
         self.parameters.append(name)
         return slot
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, ModuleType)
 
 
 ALIGNED = 16  # bytes: Triton compiles for pointers that are multiples of it, or are not

@@ -155,4 +155,5 @@ def _installed(module: str) -> bool:
 
 def _case(case: Case) -> str:
     cpu = "" if case.cpu_axes is None else f", cpu_axes={dict(case.cpu_axes)!r}"
-    return f"Case({case.name!r}, {dict(case.axes)!r}, dtype={case.dtype!r}, role={case.role!r}{cpu})"
+    weight = "" if case.weight == 1 else f", weight={case.weight!r}"
+    return f"Case({case.name!r}, {dict(case.axes)!r}, dtype={case.dtype!r}, role={case.role!r}{cpu}{weight})"
