@@ -29,15 +29,28 @@ _UNWRITTEN = {
 }  # fmt: skip
 
 
+class _GeneratorType(type):
+    """The type of a class that stands for another one in annotations and checks of instances."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _GENERATOR)
+
+
+_GENERATOR = torch.Generator
+
+
+class _HostGenerator(metaclass=_GeneratorType):
+    """Makes generators of the host, whatever device is asked for."""
+
+    def __new__(cls, device: Any = None) -> Any:
+        return _GENERATOR()
+
+
 @contextlib.contextmanager
 def seeds_on_host() -> Iterator[None]:
     """Ignores seeds for the GPU's generators: the host's generators replace them."""
-    real = torch.Generator
     nothing: dict[str, Any] = dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), lambda *_: None)
-    with (
-        mock.patch.multiple(torch.cuda, **nothing),
-        mock.patch.object(torch, "Generator", lambda device=None: real()),
-    ):
+    with mock.patch.multiple(torch.cuda, **nothing), mock.patch.object(torch, "Generator", _HostGenerator):
         yield
 
 

@@ -10,9 +10,11 @@ import ast
 import dis
 import inspect
 import sys
+import sysconfig
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from evo.core import syntax
@@ -74,7 +76,7 @@ class SourceWriter:
         if name in self._taken and same(self._taken[name], value):
             return
         if self._is_copied(value):
-            own = self.function(f"{name}, which {label} uses,", value)
+            own = self.function(self._label(name, label), value)
             if own != name:
                 self.take(name, value, label)
                 self._define(f"{name} = {own}")
@@ -92,6 +94,10 @@ class SourceWriter:
             self.imports.append(f"from torch import {str(value).removeprefix('torch.')} as {name}")
         else:
             self._define(f"{name} = {self.literal(name, value, label)}")
+
+    def _label(self, name: str, label: str) -> str:
+        """Returns what messages call a function that another one uses."""
+        return f"{name}, which {label} uses,"
 
     def _is_copied(self, value: Any) -> bool:
         """Returns whether a value is a function, which is copied if its module cannot be imported."""
@@ -134,23 +140,40 @@ class SourceWriter:
 
 
 class KernelWriter(SourceWriter):
-    """Writes a file with kernels: it may import torch, triton and Python's own modules, and copies all else."""
+    """Writes a file with kernels that stands alone.
+
+    It may import torch, triton, NumPy, Python's own modules and packages other than that of the first function.  It
+    copies kernels wherever they are, functions that name one, and all of the first function's package.
+    """
 
     hint = "give the kernel a file of its own by hand, and start a task from that by `evo tasks new DIR KERNEL.py`"
 
     def __init__(self, original: Callable[[Any], Any] = lambda value: value) -> None:
         """Keeps the settings.  original: what a value stands for that a watcher has replaced."""
-        super().__init__(_is_common)
+        super().__init__(self._is_importable)
         self._original = original
+        self._package = ""
+
+    def function(self, label: str, given: Any, *, bare: bool = False) -> str:
+        self._package = self._package or python_function(given).__module__.partition(".")[0]
+        return super().function(label, given, bare=bare)
 
     def _global(self, name: str, value: Any, label: str) -> None:
         super()._global(name, self._original(value), label)
 
+    def _label(self, name: str, label: str) -> str:
+        return f"{label} > {name}"
+
+    def _is_importable(self, module: str) -> bool:
+        return _is_common(module) or (module.partition(".")[0] != self._package and is_installed(module))
+
     def _is_copied(self, value: Any) -> bool:
         function = python_function(value) if callable(value) or hasattr(value, "fn") else None
         if isinstance(value, type):
-            return not _is_common(value.__module__)
-        return isinstance(function, types.FunctionType) and not _is_common(function.__module__)
+            return not self._is_importable(value.__module__)
+        if not isinstance(function, types.FunctionType) or _is_common(function.__module__):
+            return False
+        return not self._is_importable(function.__module__) or _is_kernel(value) or _names_kernel(function)
 
     def _home(self, value: Any) -> tuple[str, str] | None:
         return super()._home(value) or _home_of_kernel(value)
@@ -190,9 +213,31 @@ def python_function(given: Any) -> Any:
     return inspect.unwrap(given) if callable(given) else given
 
 
+def _is_kernel(value: Any) -> bool:
+    return hasattr(value, "fn") and hasattr(value, "run") and type(value).__module__.startswith("triton.")
+
+
+def _names_kernel(function: types.FunctionType) -> bool:
+    return any(_is_kernel(function.__globals__.get(name)) for name in _global_names(function.__code__))
+
+
 def same(one: object, other: object) -> bool:
     """Returns whether a name may stand for either: one object, or equal numbers and texts."""
     return one is other or (type(one) is type(other) and isinstance(one, (bool, int, float, str)) and one == other)
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module is of Python, of an installed package or of evo, and so the same in every process."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("evo", "operators", "fitness"):
+        return True
+    found = sys.modules.get(top)
+    file = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
+    if found is None or file is None:
+        return False
+    places = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}
+    path = Path(file).resolve()
+    return bool({"site-packages", "dist-packages"} & set(path.parts)) or any(p in path.parents for p in places)
 
 
 def _is_common(module: str) -> bool:

@@ -10,15 +10,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evo.core.errors import TaskError
 from evo.core.records import Case
-from fitness.tasks.cut import SourceWriter
+from fitness.tasks.cut import SourceWriter, is_installed
 
 if TYPE_CHECKING:
     from fitness.tasks.task import Task
@@ -111,7 +109,7 @@ class _TaskWriter(SourceWriter):
         given = {name: getattr(task, name) for name in FUNCTIONS}
         self._given = {name: value for name, value in given.items() if value is not None}
         reserved = dict.fromkeys((*FUNCTIONS, *_SETTINGS), _RESERVED)
-        super().__init__(_installed, {"Case": Case, **reserved, **self._given})
+        super().__init__(is_installed, {"Case": Case, **reserved, **self._given})
 
     def text(self) -> str:
         names = {name: self.function(name, function) for name, function in self._given.items()}
@@ -137,20 +135,6 @@ def _options(task: Task) -> dict[str, Any]:
     values = {name: getattr(task, name) for name in _SETTINGS}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return {name: value for name, value in values.items() if value != defaults[name].default}
-
-
-def _installed(module: str) -> bool:
-    """Whether a module is of Python, of an installed package or of evo, and so the same in every process."""
-    top = module.partition(".")[0]
-    if top in sys.stdlib_module_names or top in ("evo", "operators", "fitness"):
-        return True
-    found = sys.modules.get(top)
-    file = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
-    if found is None or file is None:
-        return False
-    places = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}
-    path = Path(file).resolve()
-    return bool({"site-packages", "dist-packages"} & set(path.parts)) or any(p in path.parents for p in places)
 
 
 def _case(case: Case) -> str:
