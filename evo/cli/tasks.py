@@ -49,6 +49,9 @@ def add(commands: Any) -> None:
         help="instead of KERNEL.py: a folder of `evo capture`, and a kernel or host function in it; --reference "
         "FILE.py:FUNCTION then says what is right (default: the kernel itself)",
     )
+    new.add_argument(
+        "--launch", action="store_true", help="with --from: of the launch alone, without the host function around it"
+    )
     task_by_model.add_options(new)
     new.set_defaults(command=_new_task)
     check = subcommands.add_parser(
@@ -123,7 +126,7 @@ def _new_from_capture(arguments: argparse.Namespace) -> int:
     if folder.exists():
         raise ConfigError(f"expected a new folder, but {folder} exists; choose another")
     source, kernel = arguments.capture
-    made = make_task(read(Path(source)), kernel, folder, _reference_function(arguments))
+    made = make_task(read(Path(source)), kernel, folder, _reference_function(arguments), launch=arguments.launch)
     common.say(
         f"wrote {folder}: {made.entry} calls {made.host.name}, {made.tune} tune and {made.holdout} holdout cases"
     )

@@ -54,6 +54,7 @@ class CapturedHost:
     package_version: str | None
     source: str
     not_cut: str
+    left_out: Sequence[str]  # decorators that the source lacks, and why
     kernels: Sequence[str]
     calls: list[CapturedCall] = field(default_factory=list)
     missed: int = 0
@@ -66,7 +67,7 @@ class CapturedHost:
 
 @dataclass
 class CapturedKernel(CapturedHost):
-    """A kernel.  `calls` are its own launches; those inside a host function have no arguments."""
+    """A kernel.  `calls` are its launches, also those inside host functions."""
 
     kind: str = "triton"
     launches: int = 0
@@ -183,7 +184,18 @@ def _load(file: Path) -> dict[str, Any]:
     return dict(data)
 
 
-_FIELDS = ("module", "attribute", "file", "line", "sha256", "package", "package_version", "source", "not_cut")
+_FIELDS = (
+    "module",
+    "attribute",
+    "file",
+    "line",
+    "sha256",
+    "package",
+    "package_version",
+    "source",
+    "not_cut",
+    "left_out",
+)
 
 
 def _merge_host(hosts: dict[str, CapturedHost], raw: Mapping[str, Any], folder: Path, timed: bool) -> None:
@@ -201,6 +213,7 @@ def _merge_kernel(kernels: dict[str, CapturedKernel], raw: Mapping[str, Any], fo
     name = f"{raw['module']}.{raw['attribute']}"
     if name not in kernels:
         fields = {f: raw.get(f) for f in _FIELDS} | {"source": raw.get("source", ""), "not_cut": raw.get("not_cut", "")}
+        fields["left_out"] = raw.get("left_out", [])
         kernels[name] = CapturedKernel(**fields, kernels=[name], kind=raw["kind"])
     kernel = kernels[name]
     kernel.launches += raw["launches"]

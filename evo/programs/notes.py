@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from triton.runtime.jit import KernelInterface
 
-from fitness.suites.call_writer import CallWriter, global_name, tensor_paths
+from fitness.suites.call_writer import CallWriter, tensor_paths
 
 Site = tuple[str, int, str]  # file, line, and qualified name of the function around it
 _PLAIN = (bool, int, float, str, type(None))
@@ -203,13 +204,8 @@ def attribute_of(kernel: Any, function: Any) -> str:
     space = function.__globals__
     for name, value in space.items():
         inner = value
-        while inner is not kernel and hasattr(inner, "fn") and type(inner).__module__.startswith("triton."):
+        while inner is not kernel and isinstance(inner, KernelInterface) and hasattr(inner, "fn"):
             inner = inner.fn
         if inner is kernel:
             return name
     return str(function.__name__)
-
-
-def callee_of(space: Mapping[str, Any], kernel: Any, attribute: str) -> str:
-    """Returns the name under which a module reaches its kernel."""
-    return attribute if attribute in space else global_name(kernel, space) or attribute

@@ -34,15 +34,18 @@ class Made:
     notes: list[str] = field(default_factory=list)
 
 
-def make_task(capture: Capture, name: str, folder: Path, reference: tuple[str, str] | None = None) -> Made:
+def make_task(
+    capture: Capture, name: str, folder: Path, reference: tuple[str, str] | None = None, *, launch: bool = False
+) -> Made:
     """Makes `folder` of the kernel or host function of that name.
 
     reference: the text of a Python file, and the function in it that says what is right; without, the kernel itself.
+    launch: make the task of the kernel's launch, although there is a host function around it.
     Raises ConfigError or TaskError, which say why no task can be made.
     """
     from fitness.suites.folder import drawable, write_folder
 
-    subject = _subject(capture, name)
+    subject = _subject(capture, name, launch)
     if not subject.source:
         raise TaskError(f"{subject.name} does not stand alone: {subject.not_cut}")
     usable, left_out = _usable(subject)
@@ -51,6 +54,7 @@ def make_task(capture: Capture, name: str, folder: Path, reference: tuple[str, s
     if not fresh:
         raise TaskError(f"no call of {subject.name} can be made again: {_why_none(left_out, usable)}")
     chosen, notes = _chosen(subject, fresh)
+    notes += [f"without the decorator {text}" for text in subject.left_out]
     if left_out:
         notes.append(f"left out: {len(left_out)} of {len(subject.calls)} calls; the first: {left_out[0][1]}")
     title = f"{subject.name}, as a program called it"
@@ -69,15 +73,15 @@ def make_task(capture: Capture, name: str, folder: Path, reference: tuple[str, s
     return Made(folder, entry, subject, roles.count("tune"), roles.count("holdout"), notes)
 
 
-def _subject(capture: Capture, name: str) -> CapturedHost:
+def _subject(capture: Capture, name: str, launch: bool) -> CapturedHost:
     """Returns the host function or kernel that the task is of."""
     named = [host for host in capture.hosts.values() if name in (host.name, host.attribute)]
-    if len(named) == 1:
+    if len(named) == 1 and not launch:
         return named[0]
     kernel = capture.kernel(name)
     if kernel.kind != "triton":
         raise ConfigError(f"{name} is a kernel that torch.compile wrote: expected one of the program's own")
-    return capture.host_of(kernel) or kernel
+    return (None if launch else capture.host_of(kernel)) or kernel
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
@@ -87,8 +91,6 @@ def _usable(subject: CapturedHost) -> tuple[list[CapturedCall], list[tuple[Captu
     """Returns the calls that can be made again, those with the most GPU time first, and why the others cannot."""
     usable, left_out = [], []
     for call in subject.calls:
-        if not call.form and not call.trouble:
-            continue  # a launch inside a host function
         why = call.trouble or _not_drawn(call)
         if why:
             left_out.append((call, why))
@@ -214,7 +216,9 @@ def _complete(folder: Path) -> None:
             first = replace(compiled, plans=configurations(recorded.plans, slice(1)))
             written = sorted(written_arguments(task, calls, first, zygote))
     except Stop as stop:
-        raise TaskError(f"its kernels cannot be recorded: {stop.verdict.value}: {stop}") from stop
+        raise TaskError(
+            f"it cannot be recorded: {stop.verdict.value}: {stop}; with --launch the task is of the launch alone"
+        ) from stop
     operators = any(plan.delegated for plan in recorded.plans.values())
     share = {"min_own_share": 0.0} if operators else {}
     write_task(folder, [task.parameters[i] for i in written], stress=False, **share)
@@ -225,7 +229,8 @@ def origin_of(subject: CapturedHost, calls: Sequence[CapturedCall], entry: str) 
 
     "entry" is the function of kernel.py that makes these calls; "call" says how, with the names of arguments.  "result"
     is the structure of what the program's function returned (`evo.programs.notes.structure_of`): entry returns its
-    tensors in order.
+    tensors in order.  A kernel without host function has the "grid" of each launch, which entry takes as its first
+    three arguments.
     """
     return {
         "version": VERSION,
@@ -239,7 +244,8 @@ def origin_of(subject: CapturedHost, calls: Sequence[CapturedCall], entry: str) 
         "entry": entry,
         "calls": [
             {
-                "arguments": _arguments(call),
+                "arguments": _arguments(call, 3 if isinstance(subject, CapturedKernel) else 0),
+                **({"grid": _grid(call)} if isinstance(subject, CapturedKernel) else {}),
                 "call": call.form["call"],
                 "result": call.result,
                 "count": call.count,
@@ -250,10 +256,15 @@ def origin_of(subject: CapturedHost, calls: Sequence[CapturedCall], entry: str) 
     }
 
 
-def _arguments(call: CapturedCall) -> list[dict[str, Any]]:
-    """Returns the arguments by name; one that shares the memory of another has the name of that."""
+def _grid(call: CapturedCall) -> list[int]:
+    """Returns the grid of a launch: the first three arguments of its entry."""
+    return [argument["value"] for argument in call.arguments[:3]]
+
+
+def _arguments(call: CapturedCall, begin: int) -> list[dict[str, Any]]:
+    """Returns the arguments from `begin` on by name; one that shares the memory of another has the name of that."""
     found: list[dict[str, Any]] = []
-    for name, argument in zip(call.names, call.arguments, strict=True):
+    for name, argument in list(zip(call.names, call.arguments, strict=True))[begin:]:
         if "tensor" in argument:
             tensor = argument["tensor"]
             form = {"dtype": tensor["dtype"], "shape": tensor["shape"], "stride": tensor["strides"]}

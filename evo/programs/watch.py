@@ -19,6 +19,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,7 +42,6 @@ from evo.programs.notes import (
     Site,
     attribute_of,
     bound,
-    callee_of,
     has_tensor,
     key_of,
     structure_of,
@@ -64,6 +64,15 @@ class _Entered:
         self.launches = 0
 
 
+@dataclass
+class _Launch:
+    """A launch that is under way: the kernel, the call of a host function around it, and its own call."""
+
+    kernel: KernelNotes | None = None
+    entered: _Entered | None = None
+    call: CallNotes | None = None
+
+
 class _Thread(threading.local):
     """What one thread is doing."""
 
@@ -72,7 +81,7 @@ class _Thread(threading.local):
         self.under_way: tuple[int, types.CodeType, _Entered | None] | None = (
             None  # a call that began before it was watched
         )
-        self.launch: dict[str, Any] | None = None  # the outermost launch
+        self.launch: _Launch | None = None
         self.trials = 0  # above 0 while a tuner measures
 
 
@@ -263,24 +272,23 @@ class Watcher:
         if thread.trials or kwargs.get("warmup"):
             return original(kernel, *args, **kwargs)
         if thread.launch is not None:
-            if isinstance(kernel, (JITFunction, InterpretedFunction)):
-                thread.launch |= {"args": args, "kwargs": kwargs}
+            with self._safely():
+                self._at_kernel(thread.launch, kernel, args, kwargs)
             return original(kernel, *args, **kwargs)
-        thread.launch = {"args": args, "kwargs": kwargs}
-        notes, entered = None, None
+        launch = _Launch()
         with self._safely():
-            notes, entered = self._noted(kernel, args, kwargs)
+            launch.kernel, launch.entered = self._noted(kernel, args, kwargs)
+            self._at_kernel(launch, kernel, args, kwargs)
+        if self.device == "none":
+            return types.SimpleNamespace(n_regs=0, n_spills=0, metadata=types.SimpleNamespace(shared=0))
+        thread.launch = launch
         try:
-            if self.device == "none":
-                return types.SimpleNamespace(n_regs=0, n_spills=0, metadata=types.SimpleNamespace(shared=0))
-            with self._timed(notes, entered):
+            with self._timed(launch):
                 return original(kernel, *args, **kwargs)
         finally:
-            with self._safely():
-                if notes is not None:
-                    self._after(notes, entered, kernel, thread.launch)
-            del thread.launch["args"], thread.launch["kwargs"]  # its time is read later, and tensors must not live on
             thread.launch = None
+            with self._safely():
+                self._note_config(launch, kernel)
 
     def _launched_by_inductor(self, original: Any, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stands in for `run` of kernels that torch.compile wrote, and of the program's kernels inside its code."""
@@ -377,59 +385,60 @@ class Watcher:
             return entered
         return None
 
-    def _after(self, notes: KernelNotes, entered: _Entered | None, kernel: Any, launch: dict[str, Any]) -> None:
-        """Notes what is known after a launch: the chosen configuration, and the call if it has no host function."""
-        args, kwargs = launch["args"], launch["kwargs"]
-        tuner = kernel
-        while isinstance(tuner, Heuristics):
-            tuner = tuner.fn
-        config = getattr(tuner, "best_config", None)
-        if config is not None:
-            notes.configs[str(config)] += 1
+    def _note_config(self, launch: _Launch, kernel: Any) -> None:
+        """Notes which configuration the tuner of a launch chose."""
+        while isinstance(kernel, Heuristics):
+            kernel = kernel.fn
+        config = getattr(kernel, "best_config", None)
+        if config is not None and launch.kernel is not None:
+            launch.kernel.configs[str(config)] += 1
+
+    def _at_kernel(self, launch: _Launch, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes the arguments of a kernel that is launched next, with all that tuners and heuristics gave it."""
         grid, given = kwargs.get("grid"), {k: v for k, v in kwargs.items() if k not in ("grid", "warmup")}
+        while self.device == "none" and isinstance(kernel, (Autotuner, Heuristics)):  # they do not run
+            given |= kernel.configs[0].all_kwargs() if isinstance(kernel, Autotuner) else {}
+            for name, rule in kernel.values.items() if isinstance(kernel, Heuristics) else ():
+                given[name] = rule({**dict(zip(kernel.arg_names, args, strict=False)), **given})
+            kernel = kernel.fn
+        if launch.kernel is None or not isinstance(kernel, (JITFunction, InterpretedFunction)):
+            return
         key = key_of((*args, *given.values()))
         with self._lock:
-            call, new = notes.calls.find((key, tuple(given), None if callable(grid) else tuple(grid or ())))
-        call.count += 1
-        call.launches += 1
-        launch["call"] = call
+            call, new = launch.kernel.calls.find((key, tuple(given), None if callable(grid) else tuple(grid or ())))
+            call.count += 1
+            call.launches += 1
+        launch.call = call
         if new and self._capturing():
             call.trouble = IN_GRAPH
-        elif new and entered is None and self._values:
-            self._describe_launch(call, notes, kernel, grid, args, given)
+        elif new and self._values:
+            self._describe_launch(call, launch.kernel, kernel, grid, args, given)
 
     def _describe_launch(
         self, call: CallNotes, notes: KernelNotes, kernel: Any, grid: Any, args: tuple[Any, ...], given: dict[str, Any]
     ) -> None:
-        inner = kernel
-        while not isinstance(inner, (JITFunction, InterpretedFunction)):
-            if isinstance(inner, Autotuner) and self.device == "none":  # it did not choose
-                given = {**given, **inner.configs[0].all_kwargs()}
-            if isinstance(inner, Heuristics) and self.device == "none":
-                for name, rule in inner.values.items():
-                    given[name] = rule({**dict(zip(inner.arg_names, args, strict=False)), **given})
-            inner = inner.fn
-        space = inner.fn.__globals__
-        values = {**dict(zip(inner.arg_names, args, strict=False)), **given}
+        space = kernel.fn.__globals__
+        values = {**dict(zip(kernel.arg_names, args, strict=False)), **given}
         sizes = tuple(grid(values)) if callable(grid) else tuple(grid)
         sizes = tuple(int(size) for size in (*sizes, 1, 1)[:3])
-        named = {n: v for n, v in given.items() if n in inner.arg_names}
-        options = "".join(f", {n}={v!r}" for n, v in given.items() if n not in inner.arg_names and v is not None)
+        named = {n: v for n, v in given.items() if n in kernel.arg_names}
+        options = "".join(f", {n}={v!r}" for n, v in given.items() if n not in kernel.arg_names and v is not None)
         prefix = f"{os.getpid()}-{notes.attribute}-{len(notes.calls.by_key)}"
-        names = ["grid_0", "grid_1", "grid_2", *inner.arg_names]
+        names = ["grid_0", "grid_1", "grid_2", *kernel.arg_names]
         with self._describing() as describing:
             writer = describing.call(call, space, prefix, "", names, (*sizes, *args), named)
         inside = writer.text[1:-1].split(", ", 3)
-        callee = callee_of(space, inner, inner.fn.__name__)
         slots = f"({', '.join(inside[:3])})"
-        call.form = {"slots": writer.slots, "call": f"{callee}[{slots}]({inside[3]}{options})", "result": ""}
+        call.form = {
+            "slots": writer.slots, "call": f"{kernel.fn.__name__}[{slots}]({inside[3]}{options})", "result": "",
+        }  # fmt: skip
 
     # --- times -------------------------------------------------------------------------------------------------------
 
-    def _timed(self, notes: KernelNotes | None, entered: _Entered | None) -> Any:
-        if self._timer is None or notes is None or self._capturing():
+    def _timed(self, launch: _Launch) -> Any:
+        if self._timer is None or launch.kernel is None or self._capturing():
             return contextlib.nullcontext()
-        return self._timer.launch(functools.partial(self._spent, notes, entered, self._thread.launch))
+        return self._timer.launch(functools.partial(self._spent, launch))
 
     def _around(self, notes: KernelNotes | None) -> Any:
         if self._timer is None or notes is None:
@@ -439,20 +448,15 @@ class Watcher:
             return contextlib.nullcontext()
         if not getattr(notes.kernel, "launchers", None):  # its first launch compiles and tunes
             return contextlib.nullcontext()
-        return self._timer.around(functools.partial(self._spent, notes, None, None))
+        return self._timer.around(functools.partial(self._spent, _Launch(notes)))
 
-    def _spent(
-        self, notes: KernelNotes, entered: _Entered | None, launch: dict[str, Any] | None, microseconds: float
-    ) -> None:
+    def _spent(self, launch: _Launch, microseconds: float) -> None:
+        entered = None if launch.entered is None else launch.entered.call
         with self._lock:
-            targets: list[Any] = [notes]
-            if entered is not None:
-                targets.append(entered.call)
-            if launch is not None and "call" in launch:
-                targets.append(launch["call"])
-            for target in targets:
-                target.us += microseconds
-                target.timed += 1
+            for target in (launch.kernel, entered, launch.call):
+                if target is not None:
+                    target.us += microseconds
+                    target.timed += 1
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -508,8 +512,8 @@ class Watcher:
         try:
             writer.function(notes.attribute, function, bare=bare)
         except TaskError as error:
-            return found | {"source": "", "not_cut": str(error)}
-        return found | {"source": writer.text(), "not_cut": ""}
+            return found | {"source": "", "not_cut": str(error), "left_out": []}
+        return found | {"source": writer.text(), "not_cut": "", "left_out": writer.left_out}
 
     def _original(self, value: Any) -> Any:
         """Returns the function that a watching one stands for; other values as they are."""

@@ -7,6 +7,7 @@ another function or kernel of the same kind, or a plain constant.  A name stands
 from __future__ import annotations
 
 import ast
+import copy
 import dis
 import inspect
 import sys
@@ -23,6 +24,8 @@ from evo.core.errors import TaskError
 PLAIN = "a module, a function, a torch.dtype, or a constant of numbers, texts, tuples, lists and dicts"
 # Decorators that choose among configurations: a kernel without them is launched with what they chose.
 _CHOOSING = ("autotune", "heuristics")
+_TUNERS = "triton.runtime.autotuner"
+Definition = ast.FunctionDef | ast.ClassDef
 
 
 class SourceWriter:
@@ -56,9 +59,7 @@ class SourceWriter:
         function = python_function(given) if callable(given) or hasattr(given, "fn") else given
         if not isinstance(function, (types.FunctionType, type)):
             raise TaskError(f"{label}: expected a function, got {given!r:.100}; give it as `def`, {self.hint}")
-        source, node = _source(label, function, self.hint)
-        if bare:
-            source, node = _without_choice(source, node)
+        source, node = self._prepared(label, given, *_source(label, function, self.hint), bare)
         own = node.name
         self.take(own, given, label)
         if source in self._copied:
@@ -94,6 +95,10 @@ class SourceWriter:
             self.imports.append(f"from torch import {str(value).removeprefix('torch.')} as {name}")
         else:
             self._define(f"{name} = {self.literal(name, value, label)}")
+
+    def _prepared(self, label: str, given: Any, source: str, node: Definition, bare: bool) -> tuple[str, Definition]:
+        """Returns the text of a function as it is copied."""
+        return source, node
 
     def _label(self, name: str, label: str) -> str:
         """Returns what messages call a function that another one uses."""
@@ -153,6 +158,7 @@ class KernelWriter(SourceWriter):
         super().__init__(self._is_importable)
         self._original = original
         self._package = ""
+        self.left_out: list[str] = []  # decorators of functions that cannot be copied, and why
 
     def function(self, label: str, given: Any, *, bare: bool = False) -> str:
         self._package = self._package or python_function(given).__module__.partition(".")[0]
@@ -163,6 +169,54 @@ class KernelWriter(SourceWriter):
 
     def _label(self, name: str, label: str) -> str:
         return f"{label} > {name}"
+
+    def _prepared(self, label: str, given: Any, source: str, node: Definition, bare: bool) -> tuple[str, Definition]:
+        """Returns a function without decorators that cannot be copied; a kernel with Triton's own tuner alone."""
+        replaced: dict[int, str] = {}
+        tuner = _tuner(given)
+        space = getattr(python_function(given), "__globals__", {})
+        for number, decorator in enumerate(node.decorator_list):
+            name = _name_of(decorator)
+            if bare and name in _CHOOSING:
+                replaced[number] = ""
+            elif tuner is not None and type(tuner).__module__ != _TUNERS and "autotune" in name:
+                self._import("triton")
+                replaced[number] = f"@{self._autotune(label, tuner)}"
+            elif tuner is None and not _is_kernel(given) and (why := self._not_copied(label, decorator, space)):
+                replaced[number] = ""
+                self.left_out.append(f"@{ast.unparse(decorator)} of {node.name}: {why}")
+        if not replaced:
+            return source, node
+        lines = source.split("\n")
+        kept: list[str] = []
+        for number, decorator in enumerate(node.decorator_list):
+            own = lines[decorator.lineno - 1 : decorator.end_lineno]
+            kept += own if number not in replaced else [replaced[number]] if replaced[number] else []
+        text = "\n".join([*kept, *lines[node.lineno - 1 :]])
+        (found,) = syntax.parse(text).body
+        assert isinstance(found, (ast.FunctionDef, ast.ClassDef))
+        return text, found
+
+    def _not_copied(self, label: str, decorator: ast.expr, space: Mapping[str, Any]) -> str:
+        """Returns why a decorator cannot be copied, "" if it can; then it is."""
+        before = copy.deepcopy((self._copied, self.imports, self.constants, self.functions, self.definitions))
+        taken = dict(self._taken)
+        try:
+            for name in sorted({n.id for n in ast.walk(decorator) if isinstance(n, ast.Name)} & space.keys()):
+                self._global(name, space[name], label)
+        except TaskError as error:
+            self._copied, self.imports, self.constants, self.functions, self.definitions = before
+            self._taken = taken
+            return str(error).partition(f"; {self.hint}")[0]
+        return ""
+
+    def _autotune(self, label: str, tuner: Any) -> str:
+        """Returns the decorator by which Triton itself chooses among the configurations of a tuner."""
+        configs = []
+        for config in tuner.configs:
+            options = f"num_warps={config.num_warps}, num_stages={config.num_stages}"
+            configs.append(f"triton.Config({self.literal('configs', config.kwargs, label)}, {options})")
+        return f"triton.autotune(configs=[{', '.join(configs)}], key={list(tuner.keys)!r})"
 
     def _is_importable(self, module: str) -> bool:
         return _is_common(module) or (module.partition(".")[0] != self._package and is_installed(module))
@@ -208,13 +262,14 @@ def python_function(given: Any) -> Any:
     """Returns the Python function inside a kernel, a tuner or a decorated function; a class as it is."""
     if isinstance(given, type):
         return given
-    while hasattr(given, "fn") and type(given).__module__.startswith("triton."):
+    while _is_kernel(given):
         given = given.fn
     return inspect.unwrap(given) if callable(given) else given
 
 
 def _is_kernel(value: Any) -> bool:
-    return hasattr(value, "fn") and hasattr(value, "run") and type(value).__module__.startswith("triton.")
+    """Returns whether a value is a kernel, or a tuner or heuristics around one, also if a package made its class."""
+    return hasattr(value, "fn") and any(kind.__module__.startswith("triton.") for kind in type(value).__mro__)
 
 
 def _names_kernel(function: types.FunctionType) -> bool:
@@ -259,7 +314,7 @@ def _languages_dtypes() -> dict[str, Any]:
     return {name: value for name, value in vars(language).items() if type(value).__name__ == "dtype"}
 
 
-def _source(label: str, function: Any, hint: str) -> tuple[str, ast.FunctionDef | ast.ClassDef]:
+def _source(label: str, function: Any, hint: str) -> tuple[str, Definition]:
     """Returns the text of a function and its syntax tree.  Raises TaskError if it cannot stand on its own."""
     if function.__name__ == "<lambda>":
         raise TaskError(f"{label}: expected a function with a name, got a lambda; write it as `def`, {hint}")
@@ -285,22 +340,22 @@ def _source(label: str, function: Any, hint: str) -> tuple[str, ast.FunctionDef 
     return text.rstrip(), node
 
 
-def _without_choice(source: str, node: ast.FunctionDef | ast.ClassDef) -> tuple[str, ast.FunctionDef | ast.ClassDef]:
-    """Returns a kernel without the decorators that choose its configuration."""
-    lines = source.split("\n")
-    kept = []
-    for decorator in node.decorator_list:
-        called = decorator.func if isinstance(decorator, ast.Call) else decorator
-        name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
-        if name not in _CHOOSING:
-            kept += lines[decorator.lineno - 1 : decorator.end_lineno]
-    text = "\n".join([*kept, *lines[node.lineno - 1 :]])
-    (found,) = syntax.parse(text).body
-    assert isinstance(found, (ast.FunctionDef, ast.ClassDef))
-    return text, found
+def _name_of(decorator: ast.expr) -> str:
+    """Returns the last name of what a decorator calls."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
 
 
-def _outer_names(function: Any, node: ast.FunctionDef | ast.ClassDef) -> set[str]:
+def _tuner(given: Any) -> Any:
+    """Returns the tuner around a kernel; None without."""
+    while _is_kernel(given):
+        if hasattr(given, "configs"):
+            return given
+        given = given.fn
+    return None
+
+
+def _outer_names(function: Any, node: Definition) -> set[str]:
     """Returns names that a function reads from its module: in its body, header and decorators."""
     if isinstance(node, ast.ClassDef):
         return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} - {node.name}
