@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
+import statistics
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from evo.core.text import quoted
 
 if TYPE_CHECKING:
     from evo.programs.capture import Capture, CapturedKernel
+    from evo.programs.compare import Compared
 
 UNKNOWN = {
     "none": "this machine has no GPU: launches were noted and not made, so times are unknown, and so are values that "
@@ -30,13 +33,30 @@ def add(commands: Any) -> None:
         help="run a program and list its Triton kernels: calls, shapes, GPU time; or compare whole programs",
         description="Runs PROGRAM, whose results do not change, and writes what it saw of its kernels to a folder, "
         "for `evo tasks new NAME --from CAPTURE KERNEL` (docs/capture.md). Exit code 0: done; 1: the program failed, "
-        "or launched no kernel; 2: misuse.",
+        "launched no kernel, or with --compare: outputs differ; 2: misuse.",
     )
     capture.add_argument("--out", type=Path, metavar="DIR", help="a new folder (default: captures/NAME-NNN)")
     capture.add_argument(
         "--keep-values", action="store_true", help="keep values that cannot be drawn: indices, lengths, masks, tables"
     )
     capture.add_argument("--json", action="store_true", help="print JSON; what the program prints goes to stderr")
+    group = capture.add_argument_group("comparing whole programs", "see docs/capture.md")
+    group.add_argument(
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help="run PROGRAM with A and with B by turns; each is `original`, or a folder of `evo apply RUN --package DIR`",
+    )
+    group.add_argument(
+        "--repeats", type=int, default=6, metavar="N", help="pairs of timed runs (default: 6, least for an interval)"
+    )
+    group.add_argument(
+        "--tolerance", type=float, default=0.0, metavar="X", help="relative difference of outputs allowed (default: 0)"
+    )
+    group.add_argument("--output", type=Path, metavar="FILE", help="outputs: a .pt, .npz, .npy or .json of the program")
+    group.add_argument(
+        "--numbers", metavar="REGEX", help="outputs: numbers in what the program prints, e.g. 'loss (.*)'"
+    )
     capture.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="for example: python train.py")
     capture.set_defaults(command=_capture)
 
@@ -46,6 +66,8 @@ def _capture(arguments: argparse.Namespace) -> int:
     from evo.programs.run import new_folder, run_program
 
     command = program_of(arguments)
+    if arguments.compare is not None:
+        return _compare(arguments, command)
     folder = arguments.out or new_folder(command)
     if any(folder.glob("process-*.json")):
         raise ConfigError(f"--out: expected a new folder, but {folder} has a capture; choose another")
@@ -61,6 +83,55 @@ def _capture(arguments: argparse.Namespace) -> int:
     else:
         _show(capture)
     return common.EXIT_NOT_OK if ended.code else 0
+
+
+def _compare(arguments: argparse.Namespace, command: list[str]) -> int:
+    from evo.programs.compare import compare, outputs, side_of
+
+    if arguments.repeats < 1 or not arguments.tolerance >= 0:
+        raise ConfigError(
+            "expected --repeats of at least 1 and a --tolerance of at least 0, got "
+            f"{arguments.repeats} and {arguments.tolerance}"
+        )
+    first, second = map(side_of, arguments.compare)
+    wanted = outputs(arguments.output, arguments.numbers)
+    compared = compare(
+        command,
+        (first, second),
+        wanted,
+        repeats=arguments.repeats,
+        tolerance=arguments.tolerance,
+        say=common.Aside().say,
+    )
+    if arguments.json:
+        common.say(json.dumps(compared.data()))
+    else:
+        _show_compared(compared)
+    return 0 if compared.equal else common.EXIT_NOT_OK
+
+
+def _show_compared(compared: Compared) -> None:
+    for side in compared.sides:
+        where = f" ({side.worst})" if side.worst else ""
+        median = statistics.median(side.seconds)
+        common.say(f"{side.name}: median {median:.3f} s; outputs differ by at most {side.deviation:.3g}{where}")
+        if side.report:
+            common.say(f"    {side.report}")
+    verdict = "the same" if compared.equal else "NOT the same"
+    common.say(
+        f"outputs are {verdict} within {compared.tolerance:g}, against the first run of {compared.sides[0].name}"
+    )
+    ratio = compared.ratio
+    known = math.isfinite(ratio.high)
+    interval = f"[{ratio.low:.3f}, {ratio.high:.3f}]" if known else "no interval: it needs 6 pairs or more"
+    common.say(f"end to end: {ratio.ratio:.3f}x as fast with {compared.sides[1].name}, 95 % {interval}")
+    times: dict[str, list[str]] = {}
+    for number, side in enumerate(compared.sides):
+        for kernel in side.capture.kernels if side.capture is not None else ():
+            us = "unknown" if kernel.gpu_us is None else f"{kernel.gpu_us / 1000:.3f} ms"
+            times.setdefault(kernel.attribute, ["-", "-"])[number] = f"{us} in {kernel.launches} calls"
+    for name, (before, after) in times.items():
+        common.say(f"    {name}: {before}; {after}")
 
 
 def program_of(arguments: argparse.Namespace) -> list[str]:

@@ -4,13 +4,15 @@ EVO_PROGRAM is a JSON object:
 
     {"watch": {"folder": for the files of the capture, "keep_values": whether values that cannot be drawn are kept,
                "values": whether arguments are described} or null,
-     "patch": folder of a package with patch.py, or ""}
+     "patch": folder of a package with patch.py, or "",
+     "report": file for what the package says of its calls at the end, or ""}
 """
 
 from __future__ import annotations
 
 import atexit
-import importlib.util
+import contextlib
+import importlib
 import json
 import multiprocessing.util
 import os
@@ -42,7 +44,7 @@ def start(text: str) -> None:
     if program["watch"]:
         _start_watch(program["watch"])
     if program["patch"]:
-        _start_patch(Path(program["patch"]))
+        _start_patch(Path(program["patch"]), program["report"])
 
 
 # --- watching --------------------------------------------------------------------------------------------------------
@@ -88,18 +90,23 @@ def at_end(write: Any) -> None:
 # --- patching --------------------------------------------------------------------------------------------------------
 
 
-def _start_patch(folder: Path) -> None:
+def _start_patch(folder: Path, report: str) -> None:
     """Imports patch.py of a package after the module that it patches."""
     origin = json.loads((folder / "origin.json").read_text(encoding="utf-8"))
 
     def after(module: ModuleType) -> None:
         if module.__name__ == origin["module"]:
-            import_patch(folder)
+            sys.path.append(str(folder.parent))
+            patch = importlib.import_module(f"{folder.name}.patch")
+            if report:
+                _write_report(patch, Path(report))
+                at_end(lambda: _write_report(patch, Path(report)))
 
     ImportWatch(after).__enter__()
 
 
-def import_patch(folder: Path) -> None:
-    """Imports `folder`/patch.py as a module of the package `folder`."""
-    sys.path.append(str(folder.parent))
-    importlib.import_module(f"{folder.name}.patch")
+def _write_report(patch: ModuleType, file: Path) -> None:
+    """Adds what a package says of its calls; several processes may do that."""
+    text = patch.report() if hasattr(patch, "report") else f"{patch.__name__} was imported"
+    with contextlib.suppress(OSError):  # the comparison is over
+        file.write_text(text, encoding="utf-8")

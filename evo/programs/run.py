@@ -29,17 +29,19 @@ def run_program(
     keep_values: bool = False,
     values: bool = True,
     patch: Path | None = None,
+    report: Path | None = None,
     keep_output: bool = False,
     quiet: bool = False,
 ) -> Ended:
     """Runs a command to its end.
 
-    watch: folder for a capture; None: not watched.  values: describe the arguments of calls, too.  patch: a package
-    with patch.py, which is imported after the module that it patches.  keep_output: return what it prints on standard
-    output.  quiet: what it prints there goes to standard error.  Raises ConfigError if it cannot be started.
+    watch: folder for a capture; None: not watched.  values: describe the arguments of calls, too.
+    patch: a package with patch.py, which is imported after the module that it patches; report: file for what it says
+    of its calls.  keep_output: return what the program prints on standard output.  quiet: what it prints there goes to
+    standard error.  Raises ConfigError if it cannot be started.
     """
     settings = None if watch is None else {"folder": str(watch.resolve()), "keep_values": keep_values, "values": values}
-    env = environment({"watch": settings, "patch": "" if patch is None else str(patch.resolve())})
+    env = environment({"watch": settings, "patch": _absolute(patch), "report": _absolute(report)})
     out = subprocess.PIPE if keep_output else sys.stderr.fileno() if quiet else None
     begin = time.perf_counter()
     try:
@@ -52,6 +54,10 @@ def run_program(
     seconds = time.perf_counter() - begin
     printed = done.stdout.decode(errors="replace") if keep_output else ""
     return Ended(done.returncode, seconds, printed)
+
+
+def _absolute(path: Path | None) -> str:
+    return "" if path is None else str(path.resolve())
 
 
 def new_folder(command: Sequence[str], parent: Path = Path("captures")) -> Path:

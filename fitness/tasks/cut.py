@@ -182,6 +182,9 @@ class KernelWriter(SourceWriter):
             elif tuner is not None and type(tuner).__module__ != _TUNERS and "autotune" in name:
                 self._import("triton")
                 replaced[number] = f"@{self._autotune(label, tuner)}"
+            elif name == "jit" and isinstance(decorator, ast.Call) and not _is_literal(decorator):
+                self._import("triton")
+                replaced[number] = f"@{_jit(given)}"
             elif tuner is None and not _is_kernel(given) and (why := self._not_copied(label, decorator, space)):
                 replaced[number] = ""
                 self.left_out.append(f"@{ast.unparse(decorator)} of {node.name}: {why}")
@@ -344,6 +347,23 @@ def _name_of(decorator: ast.expr) -> str:
     """Returns the last name of what a decorator calls."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+
+
+def _is_literal(call: ast.Call) -> bool:
+    """Returns whether all options of a decorator are plain constants."""
+    try:
+        return bool([ast.literal_eval(keyword.value) for keyword in call.keywords])
+    except (ValueError, TypeError):
+        return False
+
+
+def _jit(given: Any) -> str:
+    """Returns the decorator of a kernel, with the values that its options have."""
+    while _is_kernel(given.fn):
+        given = given.fn
+    named = ("do_not_specialize", "do_not_specialize_on_alignment")
+    options = {name: getattr(given, name, None) or given.__dict__.get("kwargs", {}).get(name) for name in named}
+    return f"triton.jit({', '.join(f'{name}={list(value)!r}' for name, value in options.items() if value)})"
 
 
 def _tuner(given: Any) -> Any:
