@@ -22,8 +22,6 @@ from evo.core import syntax
 from evo.core.errors import TaskError
 
 PLAIN = "a module, a function, a torch.dtype, or a constant of numbers, texts, tuples, lists and dicts"
-# Decorators that choose among configurations: a kernel without them is launched with what they chose.
-_CHOOSING = ("autotune", "heuristics")
 _TUNERS = "triton.runtime.autotuner"
 Definition = ast.FunctionDef | ast.ClassDef
 
@@ -53,7 +51,7 @@ class SourceWriter:
     def function(self, label: str, given: Any, *, bare: bool = False) -> str:
         """Copies a function, kernel or class with all it uses; returns its name in the file.
 
-        label: what messages call it.  bare: leave out the decorators of a kernel that choose its configuration.
+        label: what messages call it.  bare: a kernel is launched with what tuners and heuristics chose, so leave them out.
         Raises TaskError if it cannot stand alone.
         """
         function = python_function(given) if callable(given) or hasattr(given, "fn") else given
@@ -177,7 +175,7 @@ class KernelWriter(SourceWriter):
         space = getattr(python_function(given), "__globals__", {})
         for number, decorator in enumerate(node.decorator_list):
             name = _name_of(decorator)
-            if bare and name in _CHOOSING:
+            if bare and name != "jit":
                 replaced[number] = ""
             elif tuner is not None and type(tuner).__module__ != _TUNERS and "autotune" in name:
                 self._import("triton")
