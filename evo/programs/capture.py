@@ -212,8 +212,9 @@ def _merge_host(hosts: dict[str, CapturedHost], raw: Mapping[str, Any], folder: 
 def _merge_kernel(kernels: dict[str, CapturedKernel], raw: Mapping[str, Any], folder: Path, timed: bool) -> None:
     name = f"{raw['module']}.{raw['attribute']}"
     if name not in kernels:
-        fields = {f: raw.get(f) for f in _FIELDS} | {"source": raw.get("source", ""), "not_cut": raw.get("not_cut", "")}
-        fields["left_out"] = raw.get("left_out", [])
+        fields: dict[str, Any] = {f: raw.get(f) for f in _FIELDS}
+        if raw["kind"] != "triton":
+            fields |= {"source": "", "not_cut": "torch.compile wrote it", "left_out": []}
         kernels[name] = CapturedKernel(**fields, kernels=[name], kind=raw["kind"])
     kernel = kernels[name]
     kernel.launches += raw["launches"]

@@ -46,6 +46,7 @@ class Calls:
 
     most: int
     by_key: dict[Any, CallNotes] = field(default_factory=dict)
+    as_given: dict[Any, CallNotes] = field(default_factory=dict)  # the same, by arguments without the defaults
     rest: CallNotes = field(default_factory=CallNotes)  # of calls beyond `most`
 
     def find(self, key: Any) -> tuple[CallNotes, bool]:
@@ -59,8 +60,7 @@ class Calls:
         return self.by_key[key], True
 
     def data(self) -> dict[str, Any]:
-        made = list({id(notes): notes for notes in self.by_key.values()}.values())
-        return {"calls": [notes.data() for notes in made if notes.count], "rest": self.rest.data()}
+        return {"calls": [notes.data() for notes in self.by_key.values() if notes.count], "rest": self.rest.data()}
 
 
 @dataclass

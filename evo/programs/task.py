@@ -210,7 +210,7 @@ def _complete(folder: Path) -> None:
     wanted = [{"name": case.name, "args": calls.described()[case.name]} for case in task.cases]
     try:
         with Zygote(target.spec) as zygote, scratch_folder() as scratch:
-            where = {"zygote": zygote, "target": target.spec, "scratch": scratch, "limits": LIMITS}
+            where: dict[str, Any] = {"zygote": zygote, "target": target.spec, "scratch": scratch, "limits": LIMITS}
             recorded = launch_bundle.record(task.needed_seed, task, wanted, **where)
             compiled = CompiledCandidate(recorded.plans, constants=recorded.constants, layers=recorded.layers)
             first = replace(compiled, plans=configurations(recorded.plans, slice(1)))

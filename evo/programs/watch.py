@@ -210,16 +210,16 @@ class Watcher:
         if key is None:
             return None
         key = (key, tuple(kwargs))
-        notes = host.calls.by_key.get(key)
+        notes = host.calls.as_given.get(key)
         if notes is None:
             names, values, named = bound(host.function, args, kwargs)
             whole = key_of((*values, *named.values()))
             if whole is None or not has_tensor((*values, *named.values())):
                 return None
             with self._lock:
-                notes, new = host.calls.find((whole, "bound"))
+                notes, new = host.calls.find(whole)
                 if notes is not host.calls.rest:
-                    host.calls.by_key[key] = notes
+                    host.calls.as_given[key] = notes
             if new and self._capturing():  # nothing may wait for the GPU now
                 notes.trouble = IN_GRAPH
             elif new and self._values:

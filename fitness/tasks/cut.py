@@ -51,7 +51,7 @@ class SourceWriter:
     def function(self, label: str, given: Any, *, bare: bool = False) -> str:
         """Copies a function, kernel or class with all it uses; returns its name in the file.
 
-        label: what messages call it.  bare: a kernel is launched with what tuners and heuristics chose, so leave them out.
+        label: what messages call it.  bare: leave out tuners and heuristics around a kernel.
         Raises TaskError if it cannot stand alone.
         """
         function = python_function(given) if callable(given) or hasattr(given, "fn") else given
