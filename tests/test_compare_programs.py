@@ -1,4 +1,4 @@
-"""Whole programs, compared by turns; the packages are written by hand."""
+"""Whole programs, compared alternately; the packages are written by hand."""
 
 from __future__ import annotations
 

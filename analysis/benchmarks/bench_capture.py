@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _measure(x: torch.Tensor, steps: int) -> tuple[list[float], list[float]]:
-    """Returns seconds of steps alone and watched, taken by turns."""
+    """Returns seconds of steps alone and watched, taken alternately."""
     alone, watched = [], []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(steps + 1):

@@ -1,4 +1,4 @@
-"""Runs a whole program with and without replaced kernels, by turns: same outputs, and which is faster?
+"""Runs a whole program with and without replaced kernels, alternately: same outputs, and which is faster?
 
 A side is `original`, or the folder of a package that `evo apply RUN --package DIR` made.  Outputs are a file that the
 program writes (.pt, .npz, .npy or .json), or the numbers that a regular expression finds in what it prints.
@@ -206,7 +206,7 @@ def side_of(text: str) -> Side:
 def compare(
     command: Sequence[str], sides: tuple[Side, Side], wanted: Outputs, *, repeats: int, tolerance: float, say: Say
 ) -> Compared:
-    """Runs the program: each side once watched, for the times of kernels, then `repeats` pairs by turns.
+    """Runs the program: each side once watched, for the times of kernels, then `repeats` pairs alternately.
 
     Raises ConfigError if a run fails or has no outputs.
     """
