@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from evo.core.records import Evaluation as Evaluation
     from evo.core.records import Trial as Trial
     from evo.core.records import Verdict as Verdict
+    from evo.programs.session import capture as capture
     from evo.result import BestKernel as BestKernel
     from evo.result import Result as Result
     from evo.rewards import Reward as Reward
@@ -53,6 +54,7 @@ _HOMES = {
     "Trial": "evo.core.records",
     "TritonReward": "evo.rewards",
     "Verdict": "evo.core.records",
+    "capture": "evo.programs.session",
     "load_task": "evo.api",
     "register_operator": "evo.core.plugins",
     "register_provider": "evo.core.plugins",
@@ -78,6 +80,7 @@ __all__ = [
     "TritonReward",
     "Verdict",
     "__version__",
+    "capture",
     "load_task",
     "plugins",
     "register_operator",

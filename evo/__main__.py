@@ -16,7 +16,7 @@ def _leave_current_folder() -> None:
     home = Path(__file__).resolve().parents[1]
     if sys.path and sys.path[0] in ("", os.getcwd()) and Path.cwd().resolve() != home:
         del sys.path[0]
-        os.environ["PYTHONSAFEPATH"] = "1"
+        os.environ["PYTHONSAFEPATH"] = "evo"  # says who set it: a user's program must not inherit it
 
 
 def main() -> int:

@@ -407,7 +407,8 @@ class FrontEnd:
             for launch, by_config in zip(plan.launches, times, strict=True):
                 total = scores.setdefault((launch.kernel, len(launch.configs)), [0.0] * len(launch.configs))
                 for i, microseconds in enumerate(by_config):
-                    total[i] += math.log(microseconds) if microseconds is not None else math.inf
+                    log = math.log(microseconds) if microseconds is not None else math.inf
+                    total[i] += self.task.weights[name] * log
         return {key: min(range(len(total)), key=total.__getitem__) for key, total in scores.items()}
 
     def _recorded(self) -> list[str]:

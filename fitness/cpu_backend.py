@@ -169,6 +169,7 @@ class CpuBackend:
             ci95=model.interval(ratio),
             estimated=True,
             terms=dict(estimate.terms),
+            weight=self._task.weights[case],
         )
 
 

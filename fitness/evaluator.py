@@ -34,6 +34,7 @@ from evo.core.records import (
     SeedEstimate,
     Timing,
     Verdict,
+    weighted_geometric_mean,
 )
 from fitness.candidate import CompiledCandidate, Estimates
 from fitness.estimate.attainable import attainable_us
@@ -195,7 +196,7 @@ class TaskEvaluator:
         None without an estimate.
         """
         baseline = self._baseline_estimates()
-        return [_estimated_speedup(baseline, self._estimates(source)) for source in sources]
+        return [_estimated_speedup(baseline, self._estimates(source), self.task.weights) for source in sources]
 
     def estimate_seed(self) -> SeedEstimate:
         """Returns what the compiler and the model of the target say of the seed kernel; nothing is executed.
@@ -469,11 +470,13 @@ def chosen_configs(compiled: CompiledCandidate, choices: Choices) -> dict[str, C
     return found
 
 
-def _estimated_speedup(baseline: Estimates | None, estimates: Estimates | None) -> float | None:
+def _estimated_speedup(
+    baseline: Estimates | None, estimates: Estimates | None, weights: Mapping[str, float]
+) -> float | None:
     if baseline is None or estimates is None:
         return None
     ratios = [baseline[case].total_us / estimate.total_us for case, estimate in estimates.items()]
-    return math.exp(math.fsum(math.log(r) for r in ratios) / len(ratios))
+    return weighted_geometric_mean(ratios, [weights[case] for case in estimates])
 
 
 def _versions() -> dict[str, str]:

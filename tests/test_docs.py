@@ -240,7 +240,7 @@ def test_modules_and_targets_of_other_command_lines_exist() -> None:
 
 def span_problem(span: str) -> str:
     """What is wrong with a command or an option in backticks; "" for nothing, or if it is neither."""
-    words = span.split()
+    words = span.partition(" -- ")[0].split()  # after that stands a program of the user's
     if words[0].startswith("--"):
         option = re.split(r"[=\s]", span)[0]
         return "" if option in ALL_OPTIONS | FOREIGN_OPTIONS else f"no option {option}"

@@ -41,6 +41,17 @@ def add(commands: Any) -> None:
         help="instead of a kernel: class Model, get_inputs and get_init_inputs; or a function and get_inputs",
     )
     new.add_argument("--function", metavar="NAME", help="the function of MODEL.py, if it has several")
+    new.add_argument(
+        "--from",
+        dest="capture",
+        nargs=2,
+        metavar=("CAPTURE", "KERNEL"),
+        help="instead of KERNEL.py: a folder of `evo capture`, and a kernel or host function in it; --reference "
+        "FILE.py:FUNCTION then says what is right (default: the kernel itself)",
+    )
+    new.add_argument(
+        "--launch", action="store_true", help="with --from: of the launch alone, without the host function around it"
+    )
     task_by_model.add_options(new)
     new.set_defaults(command=_new_task)
     task_times.add(subcommands)
@@ -75,6 +86,8 @@ def _new_task(arguments: argparse.Namespace) -> int:
     from evo.search.options import check_limited
     from fitness.tasks.scaffold import parse_kernel
 
+    if arguments.capture is not None:
+        return _new_from_capture(arguments)
     if (arguments.kernel is None) == (arguments.reference is None):
         got = "neither" if arguments.kernel is None else "both"
         raise ConfigError(f"expected a KERNEL.py, or a --reference MODEL.py, got {got}; name one of them")
@@ -99,6 +112,42 @@ def _new_task(arguments: argparse.Namespace) -> int:
     common.say("edit what is marked EDIT in task.py, then")
     common.say(f"evo run {'./' if str(folder) in task_names() else ''}{quoted(folder)}")
     return 0
+
+
+def _new_from_capture(arguments: argparse.Namespace) -> int:
+    """Makes a task of a kernel in a capture."""
+    from evo.programs.capture import read
+    from evo.programs.task import make_task
+    from fitness.tasks.task import task_names
+
+    folder: Path = arguments.folder
+    if arguments.kernel is not None or arguments.model is not None:
+        got = "KERNEL.py" if arguments.kernel is not None else "--model"
+        raise ConfigError(f"--from: expected a capture and a kernel in it alone, got {got} beside them; leave it out")
+    if folder.exists():
+        raise ConfigError(f"expected a new folder, but {folder} exists; choose another")
+    source, kernel = arguments.capture
+    made = make_task(read(Path(source)), kernel, folder, _reference_function(arguments), launch=arguments.launch)
+    common.say(
+        f"wrote {folder}: {made.entry} calls {made.host.name}, {made.tune} tune and {made.holdout} holdout cases"
+    )
+    for note in made.notes:
+        common.say(note)
+    name = f"{'./' if str(folder) in task_names() else ''}{quoted(folder)}"
+    common.say(f"evo tasks check {name}")
+    common.say(f"evo run {name}")
+    return 0
+
+
+def _reference_function(arguments: argparse.Namespace) -> tuple[str, str] | None:
+    """Returns the text of the file of --reference and the name of its function; None without."""
+    if arguments.reference is None:
+        return None
+    file, _, function = str(arguments.reference).rpartition(":")
+    function = function if file else arguments.function
+    if not function:
+        raise ConfigError(f"--reference: expected FILE.py:FUNCTION with --from, got {arguments.reference}")
+    return common.read_kernel(Path(file or arguments.reference)), function
 
 
 def _new_reference(arguments: argparse.Namespace) -> int:

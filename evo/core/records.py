@@ -105,6 +105,7 @@ class Case:
 
     `axes` are the sizes on the target GPU; `cpu_axes` replaces them if the case is executed without one (Triton's
     interpreter is slow, so a big case names smaller sizes).  Tune cases guide the search; holdout cases only verify.
+    `weight` is the part of a case in the speedup, relative to those of the others: for example its share of GPU time.
     """
 
     name: str
@@ -112,8 +113,11 @@ class Case:
     dtype: str = "float32"
     role: str = "tune"
     cpu_axes: Mapping[str, int] | None = None
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.weight, bool) or not isinstance(self.weight, (int, float)) or not 0 < self.weight < math.inf:
+            raise ValueError(f"case {self.name!r}: weight must be a positive number, got {self.weight!r}")
         if self.role not in ("tune", "holdout"):
             raise ValueError(f"case {self.name!r}: role must be 'tune' or 'holdout', got {self.role!r}")
         for label, axes in (("axes", self.axes), ("cpu_axes", self.cpu_axes or {})):
@@ -301,7 +305,7 @@ class Timing:
     """Time of one tune case, candidate against the seed kernel.
 
     `estimated` timings come from a model: `samples_us` and `baseline_us` then hold one number each, and `terms` the
-    parts of the model in microseconds.
+    parts of the model in microseconds.  `weight` is that of the case.
     """
 
     case: str
@@ -314,6 +318,7 @@ class Timing:
     # The least time in which the GPU moves the bytes and does the operations of the case (docs/estimate.md): by what it
     # reached when it was measured, or for an estimate by its data sheet.  None if unknown, as in earlier runs.
     attainable_us: float | None = None
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.samples_us or not self.baseline_us:
@@ -396,10 +401,9 @@ class Evaluation:
 
     @property
     def attained(self) -> float | None:
-        """Geometric mean over the tune cases of attainable time / time; None if one of them is not known."""
-        shares = [t.attained for t in self.timings]
-        known = [share for share in shares if share is not None]
-        return _geometric_mean(known) if known and len(known) == len(shares) else None
+        """Geometric mean over the tune cases of attainable time / time, by weight; None if one of them is not known."""
+        known = [(t.attained, t.weight) for t in self.timings if t.attained is not None]
+        return weighted_geometric_mean(*zip(*known, strict=True)) if known and len(known) == len(self.timings) else None
 
     @property
     def speedup(self) -> float | None:
@@ -411,8 +415,9 @@ class Evaluation:
 def score(evaluation: Evaluation) -> Fitness | None:
     """Returns the geometric mean over the tune cases of (seed time / candidate time); None unless the verdict is OK.
 
-    The interval is the geometric mean of the cases' interval ends.  It is wider than the mean's own interval if the
-    cases err independently.  It is right if they err together, as cases timed by one model or on one device largely do.
+    Each case counts by its weight.  The interval is the geometric mean of the cases' interval ends.  It is wider than
+    the mean's own interval if the cases err independently.  It is right if they err together, as cases timed by one
+    model or on one device largely do.
 
     A measured case whose difference is not significant (the interval includes 1, or the ratio lies within the noise
     floor of the device) enters as ratio 1, with its interval widened to include 1.
@@ -424,9 +429,10 @@ def fitness_of(timings: Sequence[Timing]) -> Fitness:
     """Returns the fitness of the timings of a candidate that is right."""
     cases = {t.case: _counted(t) for t in timings}
     ratios, lows, highs = zip(*cases.values(), strict=True)
+    weights = list({t.case: t.weight for t in timings}.values())
     return Fitness(
-        speedup=_geometric_mean(ratios),
-        ci95=(_geometric_mean(lows), _geometric_mean(highs)),
+        speedup=weighted_geometric_mean(ratios, weights),
+        ci95=(weighted_geometric_mean(lows, weights), weighted_geometric_mean(highs, weights)),
         per_case={case: ratio for case, (ratio, _, _) in cases.items()},
         estimated=any(t.estimated for t in timings),
     )
@@ -440,8 +446,10 @@ def _counted(timing: Timing) -> tuple[float, float, float]:
     return 1.0, min(low, 1.0), max(high, 1.0)
 
 
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(math.fsum(math.log(v) for v in values) / len(values))
+def weighted_geometric_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Returns the geometric mean of positive values, each with its weight."""
+    total = math.fsum(w * math.log(v) for v, w in zip(values, weights, strict=True))
+    return math.exp(total / math.fsum(weights))
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def _score(
     chosen: Mapping[tuple[str, int], int],
     cases: Sequence[tuple[Case, Sequence[Any]]],
 ) -> float:
-    """Returns the sum over cases of the logarithm of the time.
+    """Returns the sum over cases of the logarithm of the time, by their weights.
 
     Infinite if the device cannot launch the configuration.
     """
@@ -57,7 +57,7 @@ def _score(
     try:
         for case, arguments in cases:
             program = programs.build(trial, case, [arguments])
-            total += math.log(timer.least(program, SAMPLES))
+            total += case.weight * math.log(timer.least(program, SAMPLES))
     except DeviceError as error:
         if error.fatal:
             raise

@@ -299,6 +299,7 @@ def _timing(case: Case, found: PairedBlock, terms: dict[str, float]) -> Timing:
         ci95=(found.ratio.low, found.ratio.high),
         estimated=False,
         terms=terms,
+        weight=case.weight,
     )
 
 

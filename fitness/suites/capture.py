@@ -33,26 +33,14 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, KernelInterface
 
 from evo.core.records import Verdict
-from fitness.frontend.recording.fakecuda import AsCuda, fake_device
+from fitness.frontend.recording.fakecuda import fake_device
 from fitness.frontend.target import from_spec
-from fitness.sandbox.jobs import CANDIDATE, JobError, line_of_call, line_of_error
+from fitness.sandbox.jobs import CANDIDATE, JobError, line_of_error
 from fitness.suites import sizes
-from fitness.suites.values import COMPUTED, describe
+from fitness.suites.call_writer import CallWriter
+from fitness.suites.on_host import OnHost, seeds_on_host
 
 MODULE = "candidate"
-_ENGINE = torch.autograd._engine_run_backward  # every backward pass calls it
-_SAME_VALUES = {
-    torch.Tensor.to, torch.Tensor.int, torch.Tensor.long, torch.Tensor.short, torch.Tensor.char, torch.Tensor.clone,
-    torch.Tensor.contiguous, torch.Tensor.cuda, torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16,
-}  # fmt: skip
-_ALLOCATE = {
-    torch.empty, torch.empty_like, torch.empty_strided, torch.zeros, torch.zeros_like, torch.full, torch.full_like,
-    torch.ones, torch.ones_like, torch.Tensor.new_empty, torch.Tensor.new_zeros, torch.Tensor.new_full,
-    torch.Tensor.new_ones, torch.Tensor.new_empty_strided,
-}  # fmt: skip
-_UNWRITTEN = {
-    torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty, torch.Tensor.new_empty_strided,
-}  # fmt: skip
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
@@ -63,7 +51,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     kept).
 
     Returns {"calls": [call], "error": why the tests ended early, or "", "untimed": why the script did, or ""}.  A call
-    is {"form", "arguments", "timed"}.  A form says how the call is written (`_CallWriter`).  An argument is {"tensor":
+    is {"form", "arguments", "timed"}.  A form says how the call is written (`CallWriter`).  An argument is {"tensor":
     form of `fitness.suites.values`} or {"value": plain value}.  "timed" says whether the call is the script's.
     Files of kept values are left in `scratch`.  Raises JobError if the kernel part cannot be executed.
     """
@@ -72,7 +60,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    with fake_device(target, listener), _seeds_on_host(), listener.listening(), listener:
+    with fake_device(target, listener), seeds_on_host(), listener.listening(), listener:
         space = _execute(payload["kernels"], scratch)
         sys.modules.setdefault(payload["name"], sys.modules[MODULE])  # some tests import their own file
         listener.wrap_all(space)
@@ -118,88 +106,21 @@ def _run_tests(source: str, space: dict[str, Any], listener: _Listener, scratch:
     return ""
 
 
-@contextlib.contextmanager
-def _seeds_on_host() -> Iterator[None]:
-    """Ignores seeds for the GPU's generators: the host's generators replace them."""
-    real = torch.Generator
-    nothing: dict[str, Any] = dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), lambda *_: None)
-    with (
-        mock.patch.multiple(torch.cuda, **nothing),
-        mock.patch.object(torch, "Generator", lambda device=None: real()),
-    ):
-        yield
-
-
-class _Listener(AsCuda):
+class _Listener(OnHost):
     """The function mode under which the tests run: knows which function calls which, and the origin of values."""
 
     def __init__(self, scratch: Path, most: int, launching: bool) -> None:
-        super().__init__(self)  # type: ignore[arg-type]
-        for needing_values in (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__):
-            del self._answers[needing_values]
+        super().__init__()
         self._scratch, self._most, self._launching = scratch, most, launching
-        self._drawn: dict[int, tuple[Any, dict[str, Any]]] = {}  # by address of the storage, which is kept alive
         self._seen: set[str] = set()
         self._depth = 0
-        self._backward = False  # whether autograd is in a backward pass
         self.launches = 0
         self.calls: list[dict[str, Any]] = []
         self.trouble = ""  # of a call that cannot be written as text
         self.timed = False  # whether calls are those of the script that times the file
-        self.factory_on_host: bool | None = None
 
-    # --- in place of the recorder ------------------------------------------------------------------------------------
-
-    def on_host(self, tensor: torch.Tensor) -> bool:
-        return False
-
-    def address(self, tensor: torch.Tensor) -> int:
-        with torch._C.DisableTorchFunction():
-            return tensor.data_ptr()
-
-    def fail(self, verdict: Verdict, message: str) -> JobError:
-        return JobError(verdict, message, line_of_call())
-
-    def _move(self, tensor: torch.Tensor, target: torch.device) -> torch.Tensor:
-        return tensor
-
-    # --- where values come from --------------------------------------------------------------------------------------
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_function__(func, types, args, kwargs)
-        if isinstance(result, torch.Tensor):
-            with torch._C.DisableTorchFunction():
-                self._note(func, args, kwargs or {}, result)
-        return result
-
-    def _note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: torch.Tensor) -> None:
-        if func in (torch.randint, torch.randint_like):
-            numbers = [a for a in args if type(a) is int]
-            low = kwargs.get("low", numbers[0] if len(numbers) > 1 else 0)
-            high = kwargs.get("high", numbers[1] if len(numbers) > 1 else next(iter(numbers), None))
-            if high is not None:
-                self._remember(result, {"rule": "randint", "low": int(low), "high": int(high)})
-        elif func is torch.randperm:
-            self._remember(result, {"rule": "randperm"})
-        elif func in _ALLOCATE:
-            if func in _UNWRITTEN and result.dtype.itemsize:
-                result.zero_()
-            if (self._depth or self._backward) and self._launching:  # the result of a kernel
-                self._remember(result, COMPUTED)
-        elif func in _SAME_VALUES and args and isinstance(args[0], torch.Tensor):
-            other = self._drawn.get(args[0].untyped_storage()._cdata)
-            if other is not None and result.numel() == args[0].numel():
-                self._remember(result, other[1])
-
-    def _remember(self, tensor: torch.Tensor, rule: dict[str, Any]) -> None:
-        storage = tensor.untyped_storage()
-        self._drawn[storage._cdata] = storage, rule
-
-    def rule(self, tensor: torch.Tensor) -> dict[str, Any] | None:
-        _, rule = self._drawn.get(tensor.untyped_storage()._cdata, (None, None))
-        if rule is not None and (rule["rule"] == "quantiles") != tensor.dtype.is_floating_point:
-            return None
-        return rule
+    def computing(self) -> bool:
+        return bool(self._depth or self._backward) and self._launching
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -216,22 +137,9 @@ class _Listener(AsCuda):
         with (
             mock.patch.object(JITFunction, "run", counted),
             mock.patch.object(Autotuner, "run", counted),
-            mock.patch.object(torch.autograd, "_engine_run_backward", self._noticed(_ENGINE)),
+            self.in_backward(),
         ):
             yield
-
-    def _noticed(self, engine: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns autograd's engine with this mode on: PyTorch turns it off before `Tensor.backward` is executed."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            before, self._backward = self._backward, True
-            try:
-                with self:
-                    return engine(*args, **kwargs)
-            finally:
-                self._backward = before
-
-        return run
 
     def wrap_all(self, space: dict[str, Any]) -> None:
         """Wraps what the kernel part defines, so that calls to it are noticed."""
@@ -252,7 +160,7 @@ class _Listener(AsCuda):
                 return function(*args, **kwargs)
             if not self._launching:
                 args, kwargs = _all_arguments(function, args, kwargs)
-            writer = _CallWriter(self, self._scratch, len(self.calls))
+            writer = self._writer()
             with torch._C.DisableTorchFunction():
                 writer.write(name, parameters, args, kwargs)
             self.trouble = self.trouble or writer.trouble
@@ -276,7 +184,7 @@ class _Listener(AsCuda):
         return called
 
     def _write_launch(self, name: str, kernel: Any, grid: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        writer = _CallWriter(self, self._scratch, len(self.calls))
+        writer = self._writer()
         found, why = _grid(kernel, grid, {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs})
         if found is None:
             self.trouble = self.trouble or f"the tests launch {name} with a grid that {why}"
@@ -286,7 +194,11 @@ class _Listener(AsCuda):
             writer.returned(None)
         self._add(writer)
 
-    def _add(self, writer: _CallWriter) -> None:
+    def _writer(self) -> CallWriter:
+        names = vars(sys.modules[MODULE])
+        return CallWriter(names, self.rule, self._scratch, f"call{len(self.calls)}")
+
+    def _add(self, writer: CallWriter) -> None:
         if writer.trouble:
             self.trouble = self.trouble or writer.trouble
             return
@@ -300,78 +212,6 @@ class _Listener(AsCuda):
 def _what(argument: Mapping[str, Any]) -> Any:
     tensor = argument.get("tensor")
     return argument if tensor is None else [tensor["shape"], tensor["strides"], tensor["dtype"]]
-
-
-class _CallWriter:
-    """Writes one call as Python: the callee, the place of each slot, and the tensors in its result.
-
-    Tensors and plain values go into slots, named after the parameters; lists, dtypes and devices are written out.
-    """
-
-    def __init__(self, listener: _Listener, scratch: Path, number: int) -> None:
-        self._listener, self._scratch, self._number = listener, scratch, number
-        self.slots: list[str] = []
-        self.arguments: list[dict[str, Any]] = []
-        self.text, self.result, self.trouble = "", "result", ""
-
-    @property
-    def takes_tensors(self) -> bool:
-        return any("tensor" in argument for argument in self.arguments)
-
-    def form(self) -> dict[str, Any]:
-        return {"slots": self.slots, "call": self.text, "result": self.result}
-
-    def write(self, callee: str, parameters: Sequence[str], args: Any, kwargs: Mapping[str, Any]) -> None:
-        names = [parameters[i] if i < len(parameters) else f"argument{i}" for i in range(len(args))]
-        parts = [self._value(a, n) for a, n in zip(args, names, strict=True)]
-        parts += [f"{k}={self._value(v, k)}" for k, v in kwargs.items()]
-        self.text = f"{callee}({', '.join(parts)})"
-
-    def returned(self, result: Any) -> None:
-        """Notes which parts of `result` are tensors, as an expression of the name `result`."""
-        paths = list(_tensor_paths(result, "result"))
-        if isinstance(result, (tuple, list)) and len(paths) == len(result):
-            paths = ["result"]
-        self.result = ", ".join(paths)
-
-    def _value(self, value: Any, name: str) -> str:
-        if isinstance(value, torch.Tensor):
-            if value.layout is not torch.strided or value.is_complex():
-                return self._refuse(f"argument {name} is a tensor of {value.layout}, {value.dtype}")
-            slot = self._slot(name)
-            file = f"call{self._number}-{slot}"
-            form = describe(value, self._listener.rule(value), self._scratch, file)
-            self.arguments.append({"tensor": form})
-            return slot
-        if isinstance(value, np.generic):
-            value = value.item()
-        if value is None or isinstance(value, (bool, int, float, str)):
-            slot = self._slot(name)
-            self.arguments.append({"value": value})
-            return slot
-        if isinstance(value, (tuple, list)):
-            parts = [self._value(v, f"{name}_{i}") for i, v in enumerate(value)]
-            comma = "," if isinstance(value, tuple) and len(parts) == 1 else ""
-            inside = ", ".join(parts) + comma
-            return f"({inside})" if isinstance(value, tuple) else f"[{inside}]"
-        if isinstance(value, dict) and all(isinstance(k, str) for k in value):
-            return "{" + ", ".join(f"{k!r}: {self._value(v, f'{name}_{k}')}" for k, v in value.items()) + "}"
-        if isinstance(value, torch.dtype):
-            return str(value)
-        if isinstance(value, torch.device):
-            return "torch.device('cuda')"
-        return _global_name(value) or _built(value) or self._refuse(f"argument {name} is a {type(value).__name__}")
-
-    def _refuse(self, message: str) -> str:
-        self.trouble = self.trouble or message
-        return "None"
-
-    def _slot(self, name: str) -> str:
-        slot, taken = name, vars(sys.modules[MODULE])
-        while slot in self.slots or slot in taken:
-            slot += "_"
-        self.slots.append(slot)
-        return slot
 
 
 class _Read(dict):  # type: ignore[type-arg]
@@ -407,37 +247,6 @@ def _grid(kernel: Any, grid: Any, bound: Mapping[str, Any]) -> tuple[tuple[Any, 
     return grids.pop(), ""
 
 
-def _global_name(value: Any) -> str:
-    """Returns the shortest name by which the candidate's module reaches this object; "" if it has none.
-
-    The name is a global of that module, or an attribute of a module that it imports.
-    """
-    names_of_module = vars(sys.modules[MODULE])
-    names = [name for name, other in names_of_module.items() if other is value]
-    for name, module in names_of_module.items():
-        if isinstance(module, ModuleType):
-            names += [f"{name}.{attribute}" for attribute, other in vars(module).items() if other is value]
-    return min(names, key=len, default="")
-
-
-def _built(value: Any) -> str:
-    """Returns a record of plain values as Python that makes it with its class in the kernel part.
-
-    "" for other values.
-    """
-    kind, fields = _global_name(type(value)), dict(getattr(value, "__dict__", {}))
-    if not kind:
-        return ""
-    parameters = inspect.signature(type(value)).parameters.values()
-    if {p.name for p in parameters} != set(fields):
-        return ""
-    for more in [p.name for p in parameters if p.kind is p.VAR_KEYWORD]:
-        fields |= fields.pop(more)
-    if not all(isinstance(v, (bool, int, float, str)) for v in fields.values()):
-        return ""
-    return f"{kind}({', '.join(f'{k}={v!r}' for k, v in fields.items())})"
-
-
 def _is_autograd(value: Any) -> bool:
     return inspect.isclass(value) and issubclass(value, torch.autograd.Function) and "forward" in vars(value)
 
@@ -469,14 +278,3 @@ def _parameter_names(function: Callable[..., Any]) -> list[str]:
     except (TypeError, ValueError):  # of a method of an extension type
         return []
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-
-
-def _tensor_paths(value: Any, path: str) -> Iterator[str]:
-    if isinstance(value, torch.Tensor):
-        yield path
-    elif isinstance(value, (tuple, list)):
-        for i, item in enumerate(value):
-            yield from _tensor_paths(item, f"{path}[{i}]")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _tensor_paths(item, f"{path}[{key!r}]")

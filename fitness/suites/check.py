@@ -216,7 +216,7 @@ class SuiteChecker:
             self._all_of(source, quick, scratch, outcome)
             return
         with _timed(outcome, "recorded"):
-            written = self._written(task, described, first)
+            written = written_arguments(task, described, first, self._zygote)
         for name, plan in compiled.plans.items():
             if not plan.outputs and not plan.tensors_among(sorted(written)):
                 message = f"{name} returns no tensor and is not seen to write to one: nothing can be compared"
@@ -305,7 +305,7 @@ class SuiteChecker:
 
     def _task(self, source: TritonBenchFile, calls: Sequence[Mapping[str, Any]], scratch: Path) -> Task:
         folder = self._root / source.name
-        write_folder(folder, f"{TITLE}, {source.name}.py", source.kernels, calls, scratch)
+        write_folder(folder, f"{TITLE}, {source.name}.py: the calls of its own tests", source.kernels, calls, scratch)
         return load_task(folder, tried=True)  # `write_folder` chose what it draws
 
     def _record(self, task: Task, calls: Calls, scratch: Path) -> CompiledCandidate:
@@ -322,9 +322,9 @@ class SuiteChecker:
         left = compiled.plans
         while True:
             try:
-                return self._build(task.needed_seed, replace(compiled, plans=_configurations(left, slice(1))), scratch)
+                return self._build(task.needed_seed, replace(compiled, plans=configurations(left, slice(1))), scratch)
             except launch_bundle.Unbuildable as stop:
-                fewer = _configurations(left, slice(1, None), stop.kernel)
+                fewer = configurations(left, slice(1, None), stop.kernel)
                 if fewer == left:
                     raise
                 left = fewer
@@ -381,31 +381,32 @@ class SuiteChecker:
             verify(task, kernel, seed="suite", jobs=jobs, kernel=kernel)
         return ()
 
-    def _written(self, task: Task, calls: Calls, compiled: CompiledCandidate) -> set[int]:
-        """Returns positions of the arguments that the seed writes to, by its steps and by sampled programs.
-
-        compiled: with one configuration a launch.  A launch that cannot be traced is taken to write nothing;
-        verification finds it out.
-        """
-        found: set[int] = set()
-        for case in task.cases:
-            plan = compiled.plans[case.name]
-            found |= _written_by_steps(plan)
-            payload = {
-                "source": task.needed_seed,
-                "constants": compiled.constants,
-                "samples": PROGRAMS_SAMPLED,
-            }
-            with scratch_folder() as own:
-                payload["cases"] = [{"plan": to_json(plan), "integers": calls.give_integers(case.name, own)}]
-                result = self._zygote.run("trace", payload, scratch=own, limits=LIMITS)
-            if result.status == "ok":
-                for by_config in traces_from_json(expect_ok("trace", result)["cases"][0]["launches"]):
-                    found |= _inputs_among(plan, by_config[0].traffic)
-        return found
-
     def _in(self, scratch: Path) -> dict[str, Any]:
         return {"zygote": self._zygote, "target": self._target.spec, "scratch": scratch, "limits": LIMITS}
+
+
+def written_arguments(task: Task, calls: Calls, compiled: CompiledCandidate, zygote: Zygote) -> set[int]:
+    """Returns positions of the arguments that the seed writes to, by its steps and by sampled programs.
+
+    compiled: with one configuration a launch.  A launch that cannot be traced is taken to write nothing; verification
+    finds it out.
+    """
+    found: set[int] = set()
+    for case in task.cases:
+        plan = compiled.plans[case.name]
+        found |= _written_by_steps(plan)
+        payload = {
+            "source": task.needed_seed,
+            "constants": compiled.constants,
+            "samples": PROGRAMS_SAMPLED,
+        }
+        with scratch_folder() as own:
+            payload["cases"] = [{"plan": to_json(plan), "integers": calls.give_integers(case.name, own)}]
+            result = zygote.run("trace", payload, scratch=own, limits=LIMITS)
+        if result.status == "ok":
+            for by_config in traces_from_json(expect_ok("trace", result)["cases"][0]["launches"]):
+                found |= _inputs_among(plan, by_config[0].traffic)
+    return found
 
 
 def _quickly_compiled(
@@ -446,7 +447,7 @@ def _timed(outcome: CheckOutcome, stage: str) -> Iterator[None]:
         outcome.seconds[stage] = round(outcome.seconds.get(stage, 0.0) + spent, 3)
 
 
-def _configurations(plans: Mapping[str, LaunchPlan], which: slice, kernel: str = "") -> dict[str, LaunchPlan]:
+def configurations(plans: Mapping[str, LaunchPlan], which: slice, kernel: str = "") -> dict[str, LaunchPlan]:
     """Returns the plans with those configurations of each launch, or of one kernel; with all if it has no such one."""
 
     def chosen(step: Any) -> Any:

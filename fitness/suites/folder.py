@@ -35,7 +35,7 @@ allow_delegation = True
 min_own_share = {min_own_share}
 lenient = True"""
 
-_TASK = '''"""{title}: the calls of its own tests; right is what {right} computes.  Generated."""
+_TASK = '''"""{title}; right is what {right} computes.  Generated."""
 
 from pathlib import Path
 
@@ -73,7 +73,14 @@ class CapturedCalls:
     @property
     def cases(self) -> list[Case]:
         return [
-            Case(f"call{number}", {"call": number}, dtype=call["dtype"], role=call["role"])
+            Case(
+                f"call{number}",
+                {"call": number},
+                dtype=call["dtype"],
+                role=call["role"],
+                cpu_axes={"call": call["on_cpu"]} if "on_cpu" in call else None,
+                weight=call.get("weight", 1.0),
+            )
             for number, call in enumerate(self._calls)
         ]
 
@@ -87,6 +94,7 @@ def write_folder(
 ) -> None:
     """Makes `folder` (emptied before) from captured calls.
 
+    calls: a call may say its "role", "weight", and by "on_cpu" the number of the call that stands for it on a CPU.
     values: the folder of their kept values; function: the source of the function that is the reference; "" if the seed
     kernel is the reference.  Raises TaskError if none of the calls has an input that can be drawn again.
     """
@@ -187,16 +195,17 @@ def _call(
         arguments += call["arguments"] if index == mine else [{"value": None}] * len(form["slots"])
     dtypes = [a["tensor"]["dtype"] for a in call["arguments"] if "tensor" in a]
     floating = [d for d in dtypes if "float" in d and d in ITEMSIZE]
-    if any(other["timed"] for other in calls):
-        holdout = not call["timed"]  # the tests' own calls are small, and say whether a kernel is right
+    if any(other.get("timed") for other in calls):
+        holdout = not call.get("timed")  # the tests' own calls are small, and say whether a kernel is right
     else:
         repeated = any(other["form"] == call["form"] for other in calls[:number])
         holdout = number == len(calls) - 1 and len(calls) >= HOLDOUT_FROM and repeated
-    return {
+    found = {
         "arguments": arguments,
         "dtype": floating[0] if floating else "float32",
-        "role": "holdout" if holdout else "tune",
+        "role": call.get("role") or ("holdout" if holdout else "tune"),
     }
+    return found | {name: call[name] for name in ("weight", "on_cpu") if name in call}
 
 
 # --- the entry -------------------------------------------------------------------------------------------------------

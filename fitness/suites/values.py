@@ -6,7 +6,9 @@ A tensor is described by its form and by a rule for its values:
     quantiles   floating values: drawn from the distribution that was seen, between its quantiles
     randint     whole numbers: drawn from [low, high), if the test drew them at random or they are quantised data;
                 32 and 64-bit ones without repetition if there are enough: they may be indices of stores
+                with a "sentinel", one negative number has that "share" (labels that are ignored)
     randperm    a permutation of 0 .. n-1, if the test drew one
+    arange      whole numbers from "start" by "step", as they were seen
     kept        the values that were seen: indices, lengths, masks and tables, which mean something
     shuffled    the values that were seen in another order, if a call has nothing else that can be drawn
 
@@ -24,6 +26,7 @@ import torch
 
 QUANTILES = 64  # pieces of the distribution
 SAMPLE = 1 << 18  # values that it is taken from
+MOST_READ = 1 << 24  # values that are looked at; of more, some evenly spread ones
 FEW = 8  # different values or fewer: a mask or a table, not data
 DATA = 64  # least elements with which data differs from a table
 INDEX_LIMIT = 1 << 24  # whole numbers beyond this are packed data: no tensor of a test has as many rows
@@ -34,10 +37,11 @@ _INDICES = (torch.int32, torch.int64)
 _QUANTISED = (torch.int8, torch.uint8)
 
 
-def describe(tensor: torch.Tensor, drawn: Mapping[str, Any] | None, folder: Path, name: str) -> dict[str, Any]:
+def describe(tensor: torch.Tensor, drawn: Mapping[str, Any] | None, folder: Path | None, name: str) -> dict[str, Any]:
     """Returns the form of `tensor` and the rule for its values.
 
-    drawn: the rule if it is known how the test made it.  Kept values go to `folder`/`name`.npy.
+    drawn: the rule if it is known how the test made it.  Kept values go to `folder`/`name`.npy; without a folder they
+    are not kept, and the rule has no file.
     """
     form = {
         "shape": list(tensor.shape),
@@ -53,15 +57,15 @@ def span(shape: Any, strides: Any) -> int:
     return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
 
 
-def _rule(flat: torch.Tensor, drawn: Mapping[str, Any] | None, folder: Path, name: str) -> dict[str, Any]:
+def _rule(flat: torch.Tensor, drawn: Mapping[str, Any] | None, folder: Path | None, name: str) -> dict[str, Any]:
     if not flat.numel():
         return {"rule": "constant", "value": 0}
-    first = flat[0].item()
-    if bool((_comparable(flat) == first).all()):
+    first, seen = flat[0].item(), _comparable(flat[:: -(-flat.numel() // MOST_READ)])
+    if bool((seen == first).all()):
         return dict(drawn) if drawn and drawn["rule"] == "quantiles" else {"rule": "constant", "value": first}
     if drawn is not None:
         return dict(drawn)
-    if flat.dtype.is_floating_point and bool(_comparable(flat).isnan().any()):
+    if flat.dtype.is_floating_point and bool(seen.isnan().any()):
         return dict(COMPUTED)
     if flat.dtype.is_floating_point:
         return _floating(flat) or _kept(flat, folder, name)
@@ -95,7 +99,38 @@ def _is_data(flat: torch.Tensor) -> bool:
     return flat.dtype in _QUANTISED and flat.numel() >= DATA and len(flat.unique()) > FEW
 
 
-def _kept(flat: torch.Tensor, folder: Path, name: str) -> dict[str, Any]:
+def structure(tensor: torch.Tensor) -> dict[str, Any] | None:
+    """Returns a rule for whole numbers of which nothing is known but their values; None if they mean something else.
+
+    Arithmetic progressions and permutations are seen as such.  Many different numbers that are not in order are drawn
+    from their range: labels, tokens, rows of a table.
+    """
+    if tensor.dtype.is_floating_point or tensor.dtype is torch.bool or tensor.numel() < 2:
+        return None
+    flat = tensor.detach().reshape(-1)
+    if len(flat) > MOST_READ:
+        return {"rule": "randint", "low": int(flat.min()), "high": int(flat.max()) + 1}
+    flat = flat.long()
+    step = int(flat[1] - flat[0])
+    if step and bool((flat.diff() == step).all()) and tensor.is_contiguous():
+        return {"rule": "arange", "start": int(flat[0]), "step": step}
+    ordered = flat.sort().values
+    if bool((ordered == torch.arange(len(flat), device=flat.device)).all()):
+        return {"rule": "randperm"}
+    distinct = int(ordered.unique_consecutive().numel())
+    if len(flat) < DATA or distinct <= FEW or bool((ordered == flat).all()):
+        return None
+    negative = ordered[ordered < 0]
+    if not len(negative) or int(negative[0]) != int(negative[-1]):
+        return {"rule": "randint", "low": int(ordered[0]), "high": int(ordered[-1]) + 1}
+    low, high = int(ordered[len(negative)]), int(ordered[-1]) + 1
+    share = len(negative) / len(flat)
+    return {"rule": "randint", "low": low, "high": high, "sentinel": int(negative[0]), "share": share}
+
+
+def _kept(flat: torch.Tensor, folder: Path | None, name: str) -> dict[str, Any]:
+    if folder is None:
+        return {"rule": "kept"}
     file = f"{name}.npy"
     np.save(folder / file, _as_integers(flat).numpy())
     return {"rule": "kept", "file": file}
@@ -138,9 +173,14 @@ def _drawn(
             return torch.lerp(values[left], values[left + 1], place - left).to(dtype)
         case "randint":
             low, high = form["low"], form["high"]
-            if dtype in _INDICES and count <= high - low <= MOST_DISTINCT:
+            if dtype in _INDICES and "sentinel" not in form and count <= high - low <= MOST_DISTINCT:
                 return (torch.randperm(high - low, generator=generator, device=device)[:count] + low).to(dtype)
-            return torch.randint(low, high, (count,), generator=generator, device=device).to(dtype)
+            found = torch.randint(low, high, (count,), generator=generator, device=device).to(dtype)
+            if "sentinel" in form:
+                found[torch.rand(count, generator=generator, device=device) < form["share"]] = form["sentinel"]
+            return found
+        case "arange":
+            return (torch.arange(count, device=device) * form["step"] + form["start"]).to(dtype)
         case "randperm":
             return torch.randperm(count, generator=generator, device=device).to(dtype)
         case "kept" | "shuffled":

@@ -170,6 +170,11 @@ class Task:
         return found
 
     @functools.cached_property
+    def weights(self) -> dict[str, float]:
+        """The weight of each case, by its name."""
+        return {case.name: case.weight for case in self.cases}
+
+    @functools.cached_property
     def first_source(self) -> str:
         """The text of trial 0: the seed kernel, or task.py below a line that names the call of PyTorch."""
         if self.seed_source is not None:

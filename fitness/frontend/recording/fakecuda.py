@@ -99,6 +99,8 @@ class AsCuda(TorchFunctionMode):
         if target is not None:
             tensor = self._move(tensor, _as_device(target))
         kwargs.pop("non_blocking", None)
+        if args[:1] == (None,):  # Module.to: (device, None, non_blocking) for tensors that keep their dtype
+            args = args[2:]
         if not args and not kwargs:
             return tensor
         return tensor.to(*args, **kwargs)

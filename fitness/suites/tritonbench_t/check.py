@@ -56,7 +56,8 @@ class TritonBenchTChecker(seeded.SeededChecker):
 
     def _task(self, source: TritonBenchFile, calls: Sequence[Mapping[str, Any]], scratch: Path) -> Task:
         folder, kernel = self._root / source.name, self._seed_of(source, seed_kernel)
-        write_folder(folder, f"{TITLE}, {source.name}.py", kernel or "", calls, scratch, source.kernels)
+        title = f"{TITLE}, {source.name}.py: the calls of its own tests"
+        write_folder(folder, title, kernel or "", calls, scratch, source.kernels)
         task = load_task(folder, tried=True)
         small = [case for case, call in zip(task.cases, calls, strict=True) if not call["timed"]]
         write_task(folder, _written(task, small), stress=all(map(_is_data, calls)) and _takes_any_values(task, small))

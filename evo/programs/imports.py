@@ -1,0 +1,55 @@
+"""Calls a function after a module was imported.  Uses Python's standard library alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+AfterImport = Callable[[ModuleType], None]
+
+
+class ImportWatch:
+    """A finder that finds nothing itself: it has the other finders find a module, and is called after its import."""
+
+    def __init__(self, after: AfterImport) -> None:
+        self._after = after
+        self._asking: set[str] = set()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Returns what the other finders return, with a loader that calls `after` at its end."""
+        if name in self._asking:
+            return None
+        self._asking.add(name)
+        try:
+            spec = next((s for s in self._found(name, path, target) if s is not None), None)
+        finally:
+            self._asking.discard(name)
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            self._wrap(spec.loader)
+        return spec
+
+    def _found(self, name: str, path: Any, target: Any) -> Any:
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                yield finder.find_spec(name, path, target)
+
+    def _wrap(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._after(module)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:  # the loader of modules that are part of Python: a class
+            return
+
+    def __enter__(self) -> ImportWatch:
+        sys.meta_path.insert(0, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self)

@@ -1,0 +1,296 @@
+"""Captures of small programs: by Triton's interpreter, and on tensors that only say that they lie on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import evo
+from evo.core.errors import ConfigError
+from evo.programs import inside
+from evo.programs.capture import Capture, CapturedCall, read
+from evo.programs.task import make_task
+from fitness.tasks.task import load_task
+from tests.capture_programs import AUTOTUNED, HEAD, captured, listed, run, write
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("programs"))
+
+
+@pytest.fixture(scope="module")
+def interpreted(folder: Path) -> Capture:
+    return captured(folder, "interpreted", "program.py", options=("--keep-values",))
+
+
+def calls(capture: Capture, host: str) -> list[CapturedCall]:
+    return sorted(capture.hosts[host].calls, key=lambda call: call.form["call"])
+
+
+# --- launches --------------------------------------------------------------------------------------------------------
+
+
+def test_kernels_are_listed_with_calls_shapes_and_places(folder: Path, interpreted: Capture) -> None:
+    kernels = {kernel.attribute: kernel for kernel in interpreted.kernels}
+    assert {name: kernel.launches for name, kernel in kernels.items()} == {
+        "scale_kernel": 8, "main_kernel": 2, "gather_kernel": 2, "add_kernel": 2,
+    }  # fmt: skip
+    assert kernels["scale_kernel"].hosts == {"kernels.scale": 6, "": 2}, "backward launches outside of host functions"
+    assert kernels["main_kernel"].hosts == {"__main__.plus_one": 2}, "also the call that began before it was watched"
+    backward = next(site for site in kernels["scale_kernel"].sites if site["function"] == "Scale.backward")
+    text = (folder / "kernels.py").read_text().splitlines()[backward["line"] - 1]
+    assert "scale_kernel[" in text and backward["count"] == 2
+    assert [kernel.gpu_us for kernel in interpreted.kernels] == [None] * 4
+    assert interpreted.total_us is None and [p["troubles"] for p in interpreted.processes] == [[]]
+
+
+def test_the_program_prints_the_same_with_and_without(folder: Path) -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    alone = subprocess.run(
+        [sys.executable, "program.py"], cwd=folder, env=env, capture_output=True, text=True, check=True
+    )
+    done = run(folder, "capture", "--out", "same", "--", sys.executable, "program.py")
+    assert done.stdout.startswith(alone.stdout)
+    assert "times on a GPU are unknown" in done.stdout and "evo tasks new NAME --from same scale_kernel" in done.stdout
+
+
+def test_an_autograd_function_ends_the_search_for_a_host_function(interpreted: Capture) -> None:
+    assert "kernels.around" not in interpreted.hosts
+
+
+def test_calls_are_taken_at_their_begin(interpreted: Capture) -> None:
+    """`scale` makes its argument contiguous, and a tensor of other strides is another call."""
+    first, second = sorted(calls(interpreted, "kernels.scale"), key=lambda call: -call.count)
+    assert first.count == 5 and first.result == {"tuple": [{"tensor": 0}, {"value": 100}]}
+    assert [a["tensor"]["strides"] for a in (first.arguments[0], second.arguments[0])] == [[1], [1, 6]]
+    assert second.arguments[1] == {"value": 3.0} and second.form["result"] == "result[0]"
+
+
+def test_integers_are_described_by_their_structure(interpreted: Capture) -> None:
+    tensors = [call.arguments[1]["tensor"] for call in calls(interpreted, "kernels.gather")]
+    rules = {tensor["shape"][0]: tensor for tensor in tensors}
+    assert rules[200]["rule"] == "randint" and 0 <= rules[200]["low"] < rules[200]["high"] <= 500
+    assert rules[5]["rule"] == "kept" and (interpreted.folder / rules[5]["file"]).exists()
+
+
+def test_arguments_that_share_memory_are_seen(interpreted: Capture) -> None:
+    same, part = calls(interpreted, "kernels.add_into")
+    same, part = (same, part) if not same.trouble else (part, same)
+    assert same.form["call"] == "add_into(x, x, x)" and same.aliases == {"y": "x", "z": "x"}
+    assert part.trouble == "arguments x and y share part of their memory"
+
+
+def test_without_a_gpu_launches_are_noted_and_not_made(folder: Path) -> None:
+    done = run(folder, "capture", "--json", "--out", "none", "--", sys.executable, "autotuned.py", interpreted=False)
+    assert done.returncode == 0, done.stderr
+    kernel = listed(done)["__main__.tuned_kernel"]
+    assert (kernel["launches"], kernel["distinct_calls"], kernel["host"]) == (6, 3, "__main__.double")
+    assert kernel["configs"] == {} and kernel["gpu_us"] is None, "the tuner did not run"
+    assert "last 128" in done.stderr, "standard output is for the JSON"
+    (call, *_) = read(folder / "none").kernel("tuned_kernel").calls
+    assert {"BLOCK", "EVEN"} <= set(call.names)
+    assert call.arguments[0] == {"value": 3}, "the grid of the first configuration"
+
+
+def test_a_module_is_run_by_its_name(folder: Path) -> None:
+    capture = captured(folder, "module", "-m", "autotuned", interpreted=False)
+    assert capture.kernel("__main__.tuned_kernel").launches == 6
+
+
+def test_every_process_writes_its_own_file(folder: Path) -> None:
+    (folder / "processes.py").write_text(
+        """
+import multiprocessing, subprocess, sys, torch
+from kernels import scale
+
+def work(n):
+    scale(torch.randn(n))
+
+if __name__ == "__main__":
+    work(10)
+    for how, n in (("fork", 20), ("spawn", 30)):
+        child = multiprocessing.get_context(how).Process(target=work, args=(n,))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+    code = "import torch; from kernels import scale; scale(torch.randn(10))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+    )
+    capture = captured(folder, "processes", "processes.py")
+    assert len(capture.processes) == 4 and len({p["pid"] for p in capture.processes}) == 4
+    assert capture.kernel("scale_kernel").launches == 4
+    by_size = {call.arguments[0]["tensor"]["shape"][0]: call.count for call in calls(capture, "kernels.scale")}
+    assert by_size == {10: 2, 20: 1, 30: 1}, "equal calls of two processes are one"
+
+
+def test_a_block_is_watched_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU here: tensors claim one inside the block, and nothing of that is left after it."""
+    if torch.cuda.is_available():
+        pytest.skip("the block would launch on the GPU")
+    (tmp_path / "watched_module.py").write_text(AUTOTUNED)
+    monkeypatch.syspath_prepend(tmp_path)
+    import watched_module  # type: ignore[import-not-found]
+
+    double, before = watched_module.double, dict(os.environ)
+    with evo.capture(tmp_path / "block") as found:
+        watched_module.double(torch.randn(96, device="cuda"))
+        with pytest.raises(ConfigError, match="not watched yet"), evo.capture(tmp_path / "inner"):
+            pass
+    assert watched_module.double is double and dict(os.environ) == before and not torch.cuda.is_available()
+    assert read(found).hosts["watched_module.double"].calls[0].count == 1
+    with pytest.raises(ConfigError, match="expected a new folder"), evo.capture(found):
+        pass
+
+
+def test_the_users_sitecustomize_runs_too(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
+    env = inside.environment({"watch": None, "patch": "", "report": ""})
+    env["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    done = subprocess.run([sys.executable, "-c", "import sitecustomize"], env=env, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("mine\n", "")
+
+
+def test_misuse_is_explained(folder: Path, tmp_path: Path) -> None:
+    nothing = run(folder, "capture", "--", sys.executable, "-c", "print(1)")
+    assert nothing.returncode == 1 and "no Triton kernel was launched" in nothing.stderr
+    (tmp_path / "process-1-1.json").touch()
+    for words, text in (
+        (["--"], "expected a program after --"),
+        (["--", "no_such_program"], "expected a program that can be started"),
+        (["--out", str(tmp_path), "--", "python"], "expected a new folder"),
+    ):
+        done = run(folder, "capture", *words)
+        assert done.returncode == 2 and text in done.stderr, done.stderr
+    done = run(folder, "tasks", "new", "x", "--from", "nowhere", "scale_kernel")
+    assert done.returncode == 2 and "expected a folder that `evo capture" in done.stderr
+
+
+# --- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_made_of_a_host_function(interpreted: Capture, tmp_path: Path) -> None:
+    made = make_task(interpreted, "scale_kernel", tmp_path / "task")
+    task = load_task(made.folder)
+    assert (task.entry, task.parameters, task.reference, task.writes) == ("entry", ("x", "factor"), None, ())
+    assert [case.weight for case in task.cases] == [1.0, 1.0]
+    assert "def grid_of(" in task.needed_seed and "FACTOR = 2.0" in task.needed_seed
+    assert "gather" not in task.needed_seed
+    x, factor = task.inputs(task.cases[1], torch.Generator().manual_seed(0))
+    assert (x.stride(), factor) == ((1, 6), 3.0)
+    origin = json.loads((made.folder / "origin.json").read_text())
+    assert (origin["module"], origin["attribute"], origin["kind"]) == ("kernels", "scale", "function")
+    first = origin["calls"][0]
+    tensor = {"dtype": "float32", "shape": [100], "stride": [1], "offset": 0, "alignment": 16}
+    assert first["arguments"] == [{"name": "x", "tensor": tensor}, {"name": "factor", "value": 2.0}]
+    assert (first["count"], first["gpu_us"]) == (5, None)
+    assert made.notes == [
+        "no holdout case: the program made 2 distinct calls; add one to task.py by hand",
+        "GPU times are unknown: all cases weigh the same",
+    ]
+
+
+def test_a_task_of_shared_memory_gives_one_tensor_for_all(interpreted: Capture, tmp_path: Path) -> None:
+    made = make_task(interpreted, "add_into", tmp_path / "task")
+    task = load_task(made.folder)
+    assert task.parameters == ("x",) and task.writes == ("x",)
+    assert "left out: 1 of 2 calls" in made.notes[-1]
+
+
+def test_a_task_is_made_of_a_launch_alone(interpreted: Capture, tmp_path: Path) -> None:
+    made = make_task(interpreted, "scale_kernel", tmp_path / "task", launch=True)
+    task = load_task(made.folder)
+    assert task.parameters[:3] == ("grid_0", "grid_1", "grid_2") and task.writes == ("y",)
+    (tune, *_) = json.loads((made.folder / "origin.json").read_text())["calls"]
+    assert tune["grid"] == [4, 1, 1] and tune["arguments"][0]["name"] == "x"
+
+
+def test_a_tuned_kernel_alone_is_launched_as_it_was(folder: Path, tmp_path: Path) -> None:
+    capture = captured(folder, "tuned", "autotuned.py", interpreted=False)
+    task = load_task(make_task(capture, "tuned_kernel", tmp_path / "task", launch=True).folder)
+    assert "autotune" not in task.needed_seed and "num_warps=4" in task.needed_seed
+
+
+def test_the_users_function_may_be_the_reference(folder: Path, interpreted: Capture, tmp_path: Path) -> None:
+    text = "def right(x, factor):\n    return x.contiguous() * factor,\n"
+    made = make_task(interpreted, "scale", tmp_path / "task", ("import torch\n\n\n" + text, "right"))
+    task = load_task(made.folder)
+    assert task.reference is not None
+    x = torch.ones(100)
+    assert torch.equal(task.reference(x, 2.0), 2 * x)
+
+
+def test_values_that_cannot_be_drawn_need_keeping(folder: Path, tmp_path: Path) -> None:
+    (folder / "few.py").write_text(
+        "import torch\nfrom kernels import gather\ngather(torch.randn(9), torch.tensor([3, 1, 4, 1, 5]))\n"
+    )
+    capture = captured(folder, "few", "few.py")
+    with pytest.raises(evo.EvoError, match=r"argument index holds values .* --keep-values"):
+        make_task(capture, "gather_kernel", tmp_path / "task")
+    assert not (tmp_path / "task").exists()
+
+
+def test_a_function_that_does_not_stand_alone_says_why(folder: Path, tmp_path: Path) -> None:
+    (folder / "state.py").write_text(
+        f"{HEAD}\nfrom kernels import scale_kernel\nSTATE = object()\n\n\ndef host(x):\n    STATE\n"
+        "    scale_kernel[(1,)](x, x, x.numel(), 2.0, BLOCK=32)\n\n\nhost(torch.randn(9))\n"
+    )
+    capture = captured(folder, "state", "state.py")
+    with pytest.raises(evo.EvoError, match=r"__main__.host does not stand alone: host uses STATE: .* got object"):
+        make_task(capture, "host", tmp_path / "task")
+
+
+# --- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_times_and_configurations_are_measured(folder: Path) -> None:
+    capture = captured(folder, "gpu", "autotuned.py", interpreted=False)
+    kernel = capture.kernel("tuned_kernel")
+    assert kernel.launches == 6, "trial launches of the tuner do not count"
+    assert sum(kernel.configs.values()) == 6 and kernel.gpu_us is not None and 0 < kernel.gpu_us < 1e5
+    assert capture.share(kernel) == pytest.approx(1.0)
+    assert sum(call.gpu_us or 0 for call in capture.hosts["__main__.double"].calls) == pytest.approx(kernel.gpu_us)
+
+
+@pytest.mark.gpu
+def test_launches_into_cuda_graphs_count(folder: Path) -> None:
+    (folder / "graphs.py").write_text(
+        """
+import torch
+from kernels import scale
+x = torch.randn(100, device="cuda")
+scale(x)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y, _ = scale(x)
+for _ in range(5):
+    graph.replay()
+assert torch.equal(y, 2 * x)
+"""
+    )
+    done = run(folder, "capture", "--out", "graphs", "--", sys.executable, "graphs.py", interpreted=False)
+    assert done.returncode == 0 and "1 launches were into CUDA graphs" in done.stdout, done.stderr
+    assert read(folder / "graphs").kernel("scale_kernel").launches == 2
+
+
+@pytest.mark.gpu
+def test_inductors_kernels_are_named_as_such(folder: Path) -> None:
+    (folder / "compiled.py").write_text(
+        """
+import torch
+from kernels import scale
+f = torch.compile(lambda x: scale(torch.sin(x) + 1)[0] * 2)
+for _ in range(3):
+    f(torch.randn(1000, device="cuda"))
+"""
+    )
+    capture = captured(folder, "compiled", "compiled.py", interpreted=False)
+    assert {kernel.kind for kernel in capture.kernels} == {"inductor"}

@@ -1,0 +1,59 @@
+"""The tutorial docs/faster-model.md: its files and its commands, as far as a machine without a GPU goes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.capture_programs import run
+from tests.test_docs import ROOT, Block, split
+
+
+@pytest.fixture(scope="module")
+def blocks() -> list[Block]:
+    return split(ROOT / "docs" / "faster-model.md")[1]
+
+
+@pytest.fixture(scope="module")
+def folder(blocks: list[Block], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tutorial")
+    layers, train = [block.text for block in blocks if block.info == "python"]
+    (folder / "layers.py").write_text(layers)
+    (folder / "train.py").write_text(train)
+    return folder
+
+
+def words_of(line: str) -> list[str]:
+    """The words of a command line after `evo`; `python` is the one that runs this test."""
+    return [sys.executable if word == "python" else word for word in shlex.split(line)[1:]]
+
+
+def test_the_commands_of_the_tutorial_work(blocks: list[Block], folder: Path) -> None:
+    lines = [line for block in blocks if block.info == "console" for line in block.text.splitlines()]
+    capture, new, check, search, _ = [words_of(line) for line in lines]
+    done = run(folder, *capture, interpreted=False)
+    assert done.returncode == 0 and "rms_norm_kernel       4        2    unknown" in done.stdout, done.stderr
+    done = run(folder, *new, interpreted=False)
+    assert done.returncode == 0 and "wrote rms: entry calls layers.rms_norm_forward" in done.stdout, done.stderr
+    done = run(folder, *check, interpreted=False)
+    assert done.returncode == 0 and "kernels that do not do their work are found wrong" in done.stdout, done.stderr
+    done = run(folder, *search[:-1], "1", interpreted=False)
+    assert done.returncode == 0 and (folder / "runs" / "rms-001").is_dir(), done.stderr
+
+
+def test_the_comparison_of_the_tutorial_works(blocks: list[Block], folder: Path) -> None:
+    """The package is written by hand: it replaces the function by itself."""
+    package = folder / "fast_rms"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "patch.py").write_text("import layers\n\nlayers.rms_norm_forward = layers.rms_norm_forward\n")
+    (package / "origin.json").write_text(json.dumps({"version": 1, "module": "layers"}))
+    line = next(b.text for b in blocks if b.info == "console" and "--compare" in b.text)
+    words = words_of(line)
+    done = run(folder, words[0], "--repeats", "1", *words[1:])
+    assert done.returncode == 0 and "outputs are the same within 0.0001" in done.stdout, done.stderr
+    assert "rms_norm_kernel: unknown in 4 calls; unknown in 4 calls" in done.stdout
