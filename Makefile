@@ -58,20 +58,27 @@ bench: $(VENV)/.installed-dev
 figures: $(VENV)/.installed-dev
 	$(BIN)/python -m analysis.figures
 
+# pip compiles modules on one core, which takes half of its time; `compileall` does it on all.  A file that it cannot
+# compile is of another version of Python.
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >$(VENV)/compiled.log || true
+
 # torch first and alone: asked for together with the rest, pip may pick a build with gigabytes of CUDA libraries.
 $(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else \
 	  "evo needs Python 3.11 to 3.13, got %d.%d; name one: make PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(INSTALL) "$(TORCH)"
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	$(INSTALL) -e .
+	$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(INSTALL) -e ".[dev]"
+	$(COMPILE)
 	@touch $(VENV)/.installed $@
 
 # These have environments of their own, which see the packages of $(VENV), torch among them, and add to them.

@@ -1,8 +1,8 @@
 """Zygotes that outlive the test that opened them: to start one takes three seconds of a core, for torch and a warm-up.
 
-A zygote forks a confined child for each job and executes nothing of a job itself, so one serves many evaluators, as
-it does in `evo bench`.  A zygote that a test closes while it is idle is given to the next that asks for its jobs.
-Processes that a test starts, and zygotes with a GPU or with jobs of their own, start and end as everywhere.
+A zygote forks a confined child for each job and executes nothing of a job itself.  So one may serve many evaluators,
+as an evaluator factory has it.  If a test closes a zygote that is idle, the next test that needs its jobs gets it.
+Processes that a test starts, and zygotes with a GPU or with jobs of `tests`, start and end as everywhere.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WarmZygotes:
         return _Kept(self, place, target, jobs)
 
     def keep(self, process: _Kept) -> None:
-        """Takes a zygote that nobody uses now; ends the one that is idle for longest if there are too many."""
+        """Takes a zygote that is not in use; ends the one that is idle for longest if there are too many."""
         with self._lock:
             self._idle.append(process)
             surplus = self._idle.pop(0) if len(self._idle) > MOST_IDLE else None
