@@ -102,7 +102,7 @@ def compare(outcomes: Sequence[Outcome], variants: Sequence[str]) -> Comparison:
     area: dict[str, Values] = {}
     for variant in variants:
         runs = [[found[variant, task, seed] for seed in seeds] for task, seeds in blocks.items()]
-        best[variant] = [[math.log(o.best) for o in group] for group in runs]
+        best[variant] = [[math.log(o.reported) for o in group] for group in runs]
         area[variant] = [[o.area(ceilings[o.task]) for o in group] for group in runs]
     of_best = _effects(best, variants)
     of_area = _effects(area, variants)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.stats import area_under, area_under_steps
+from evo.campaign.champions import retimed
 from evo.core.errors import StoreError
 from evo.core.records import CERTIFICATE, PASSED, Trial, Verdict
 from evo.search.budget import gpu_seconds
@@ -19,6 +20,7 @@ from evo.storage.queries import RunReader
 
 FILE = "outcomes.json"
 _FORMAT = 3
+_TUPLES = ("curve", "ci95", "at", "retimed_ci95")
 _FORMATS = (1, 2, _FORMAT)  # that this version reads; in the first, a variant is an "arm"
 
 SUCCESS = 1.05  # times as fast as the seed, from which on TritonForge (arXiv:2512.09196) counts a kernel as sped up
@@ -33,8 +35,9 @@ class Outcome:
     up; `gpu_spent`: those of a GPU alone.  `successes`: candidates that gained at least SUCCESS.  `certified`: the best
     of those with a passed certificate (champions, and what was written to best/); 1.0 without one, and without a GPU.
     A candidate whose certificate failed counts as no gain.  `attained`: the share of the attainable speed that
-    the best has, or without a gain the seed; None if unknown.  `task_hash` and `target`: "" if unknown.  Files of
-    earlier versions lack these three.
+    the best has, or without a gain the seed; None if unknown.  `task_hash` and `target`: "" if unknown.  `retimed`:
+    what the best came to in a new process, with its interval; 1.0 if that is no gain or the kernel was not ok there;
+    None if it was not timed again.  Files of earlier versions lack these.
 
     If GPU seconds are the budget, `curve[i]` is the best from `at[i]` GPU seconds on, 1.0 from 0 on; a candidate that
     was not done within them does not count.
@@ -57,6 +60,21 @@ class Outcome:
     task_hash: str = ""
     target: str = ""
     attained: float | None = None
+    retimed: float | None = None
+    retimed_ci95: tuple[float, ...] = ()
+
+    @property
+    def reported(self) -> float:
+        """The speedup to report: the second timing of the best if there is one, else that of the search."""
+        return self.best if self.retimed is None else self.retimed
+
+    @property
+    def reported_ci95(self) -> tuple[float, float]:
+        """The interval of `reported`, (1, 1) without a gain."""
+        if self.retimed is None:
+            return self.ci95
+        low, high = self.retimed_ci95
+        return low, high
 
     @property
     def best(self) -> float:
@@ -109,7 +127,18 @@ def outcome_of(folder: Path, variant: str = "") -> Outcome:
             task_hash=run.info.task_hash,
             target=config.target,
             attained=attained,
+            **_again(folder),
         )
+
+
+def _again(folder: Path) -> dict[str, Any]:
+    """Returns `retimed` and `retimed_ci95` of the run in `folder`."""
+    found = retimed(folder)
+    if found is None or found.verdict is Verdict.INFRASTRUCTURE:
+        return {}
+    if found.speedup is None or found.ci95 is None or found.ci95[0] <= 1:
+        return {"retimed": 1.0, "retimed_ci95": (1.0, 1.0)}
+    return {"retimed": found.speedup, "retimed_ci95": found.ci95}
 
 
 def _gains(trials: Sequence[Trial], result: Conclusion | None) -> tuple[dict[int, float], float]:
@@ -142,10 +171,7 @@ def save(path: Path, outcomes: Iterable[Outcome], **about: Any) -> None:
 
     If the process is killed meanwhile, the file stays as it was.  Raises StoreError if it cannot be written.
     """
-    rows = [
-        {**dataclasses.asdict(o), "curve": _rounded(o.curve), "ci95": _rounded(o.ci95), "at": _rounded(o.at)}
-        for o in outcomes
-    ]
+    rows = [{**dataclasses.asdict(o), **{name: _rounded(getattr(o, name)) for name in _TUPLES}} for o in outcomes]
     for row in rows:
         row |= {name: round(row[name], 3) for name in ("seconds", "gpu_spent")}
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
@@ -165,9 +191,7 @@ def load(path: Path) -> list[Outcome]:
         if raw["format"] not in _FORMATS:
             raise ValueError(f"format {raw['format']}, this version reads {_FORMATS[0]} to {_FORMATS[-1]}")
         rows = [{"variant" if key == "arm" else key: value for key, value in row.items()} for row in raw["outcomes"]]
-        return [
-            Outcome(**{**row, **{name: tuple(row.get(name, ())) for name in ("curve", "ci95", "at")}}) for row in rows
-        ]
+        return [Outcome(**{**row, **{name: tuple(row.get(name, ())) for name in _TUPLES}}) for row in rows]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
             f"expected the outcomes of runs in {path}, got: {error!r}; restore it from a copy, or move it away if "

@@ -87,10 +87,10 @@ def find_regression(pairs: Sequence[Pair], *, alpha: float = ALPHA) -> Regressio
     groups: dict[tuple[str, str], list[Pair]] = {}
     for a, b in pairs:
         groups.setdefault((a.variant, a.task), []).append((a, b))
-    logs = [[math.log(b.best / a.best) for a, b in group] for group in groups.values()]
+    logs = [[math.log(b.reported / a.reported) for a, b in group] for group in groups.values()]
     flat = [d for group in logs for d in group]
     a12 = math.fsum(
-        stats.a12([b.best for _, b in group], [a.best for a, _ in group]) for group in groups.values()
+        stats.a12([b.reported for _, b in group], [a.reported for a, _ in group]) for group in groups.values()
     ) / len(groups)
     if len(pairs) < FEWEST_PAIRS:
         low, high = _from_runs(pairs, alpha)
@@ -110,7 +110,11 @@ def _from_runs(pairs: Sequence[Pair], alpha: float) -> tuple[float, float]:
     difference that another seed of the search would make.
     """
     quantile = NormalDist().inv_cdf(1 - alpha / 2)
-    centre = math.fsum(math.log(b.best / a.best) for a, b in pairs) / len(pairs)
-    widths = [math.log(o.ci95[1] / o.ci95[0]) / (2 * NormalDist().inv_cdf(0.975)) for pair in pairs for o in pair]
+    centre = math.fsum(math.log(b.reported / a.reported) for a, b in pairs) / len(pairs)
+    widths = [
+        math.log(o.reported_ci95[1] / o.reported_ci95[0]) / (2 * NormalDist().inv_cdf(0.975))
+        for pair in pairs
+        for o in pair
+    ]
     reach = quantile * math.sqrt(math.fsum(w * w for w in widths)) / len(pairs)
     return math.exp(centre - reach), math.exp(centre + reach)

@@ -465,7 +465,7 @@ def _cases(course: Course) -> list[dict[str, Any]]:
     rows = []
     kind = course.best.fitness.kind if course.best.fitness else ""
     for timing in course.best.evaluation.timings:
-        ours, seed = (_median(samples) for samples in (timing.samples_us, timing.baseline_us))
+        ours, seed = timing.median_us, timing.baseline_median_us
         low, high = timing.ci95
         interval = f"{timing.ratio:.2f}× [{low:.2f}, {high:.2f}]"
         row = {"case": timing.case, "us": ours, "seed_us": seed, "speedup": interval, "kind": kind}
@@ -513,10 +513,6 @@ def _running_s(run: RunReader) -> float:
         elif kind == "ended" and started is not None:
             total, started = total + at - started, None
     return total
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _interval(fitness: Fitness) -> str:

@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at, and what came of it.  `detail`: what differs, or why it could not be checked."""
+    """The check of one thing.  `detail`: what differs, or why it could not be checked."""
 
     what: str
     outcome: Outcome

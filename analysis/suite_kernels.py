@@ -28,20 +28,21 @@ _SCHEMA = pa.schema([
     ("right", _COUNT), ("successes", _COUNT), ("seconds", _NUMBER), ("gpu_seconds", _NUMBER),
     ("curve", pa.list_(_NUMBER)), ("note", pa.string()), ("baselines", pa.list_(_BASELINE)),
     ("variant", pa.string()), ("seed", pa.int64()), ("gpu_budget", _NUMBER), ("attained", _NUMBER),
+    ("retimed", _NUMBER), ("retimed_low", _NUMBER), ("retimed_high", _NUMBER),
 ])  # fmt: skip
 # Columns that files of earlier versions lack.  What they say of a search cannot be computed from the others.
 _ADDED = frozenset({"certified", "gpu_seconds", "successes", "valid"})
-_OF_RUN = frozenset(
-    {"variant", "seed", "gpu_budget", "attained"}
-)  # missing in files of earlier versions, which have one run a kernel
+# Missing in files of earlier versions, which have one run a kernel, and time it once.
+_OF_RUN = frozenset({"variant", "seed", "gpu_budget", "attained", "retimed", "retimed_low", "retimed_high"})
 
 
 def write_kernels(path: Path, kernels: Sequence[SuiteKernel]) -> None:
     """Writes one row a file to `path`.
 
-    Columns: name, variant, seed, lines, reason, note.  Of its run: best, ci_low, ci_high, certified, estimated, the
-    curve, attained (share of the attainable speed); candidates (and of these valid, right, successes); seconds (of
-    all stages, those of a GPU, and how many the GPU had at most).
+    Columns: name, variant, seed, lines, reason, note.  Of its run: best, ci_low, ci_high of the search; retimed,
+    retimed_low, retimed_high of the second timing; certified, estimated, the curve, attained (share of the attainable
+    speed); candidates (and of these valid, right, successes); seconds (of all stages, those of a GPU, and how many the
+    GPU had at most).
     Of each baseline a struct: name, us, seed_us, ratio (of the seed over it), its interval, over (of the best), error.
     """
     rows = []
@@ -68,7 +69,8 @@ def _run_row(kernel: SuiteKernel) -> dict[str, object]:
     }
     counts = {"candidates": count(kernel), "valid": count(kernel, *VALID), "right": count(kernel, *RIGHT)}
     seconds = {"seconds": run.seconds, "gpu_seconds": run.gpu_spent, "gpu_budget": run.gpu_seconds}
-    row = speedups | counts | {"successes": run.successes, "curve": list(run.curve)} | seconds
+    again = dict(zip(("retimed", "retimed_low", "retimed_high"), (run.retimed, *run.retimed_ci95), strict=False))
+    row = speedups | again | counts | {"successes": run.successes, "curve": list(run.curve)} | seconds
     row["attained"] = run.attained
     return {name: value for name, value in row.items() if name not in kernel.unknown}
 
@@ -156,6 +158,8 @@ def _outcome(row: dict[str, Any], missing: frozenset[str]) -> Outcome:
         successes=row["successes"],
         certified=row["certified"],
         attained=row.get("attained"),
+        retimed=row.get("retimed"),
+        retimed_ci95=() if row.get("retimed") is None else (row["retimed_low"], row["retimed_high"]),
     )
 
 

@@ -172,6 +172,28 @@ def test_on_a_gpu_evaluations_are_not_shared(
     assert "measured on a GPU" in capsys.readouterr().out
 
 
+def test_on_a_gpu_champions_are_timed_again_by_default(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: ONE_GPU)
+    assert ablate("--no-figures", "--no-certify") == 0
+    folder = Path("runs/spec/runs")
+    assert len(opened) == 2 and not list(folder.glob("*/*/*/best"))  # an evaluator a task, and no more
+    assert ablate("--no-figures") == 0  # it concludes runs that are finished
+    assert len(list(folder.glob("*/*/*/best/evidence.json"))) == 18
+    retimed = list(folder.glob("*/*/*/best/retimed.json"))
+    assert len(opened) == 4 + len(retimed) > 4 and all(evaluator.closed for evaluator in opened)
+    assert "neither certified" not in capsys.readouterr().out
+
+
+def test_without_a_gpu_it_says_that_nothing_is_certified(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ablate("--no-figures") == 0
+    assert "without a GPU the best kernels are neither certified nor timed again" in capsys.readouterr().out
+    assert not list(Path("runs/spec/runs").glob("*/*/*/best"))
+
+
 def test_several_gpus_and_clusters_evaluate_the_runs_of_all_tasks(
     opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,13 +219,13 @@ def test_several_gpus_and_clusters_evaluate_the_runs_of_all_tasks(
     monkeypatch.setattr(evaluators, "join", TwoGpus)
     monkeypatch.setattr(evaluators, "open_cluster_factory", open_workshop)
     monkeypatch.setattr(evaluators, "find_gpus", lambda target: SimpleNamespace(count=2, name="H200", problem=""))
-    assert ablate("--ray-address", "head:1") == 0
+    assert ablate("--ray-address", "head:1", "--no-certify") == 0
     said = capsys.readouterr().out
     assert "measuring times on 2 GPUs" in said and "through Ray on 16 CPUs and 2 GPUs of 2 nodes" in said
     assert "10 at once" in said
     assert (joined, workshops) == (["head:1"], [2])
     assert len(opened) == 2 and all(e.closed for e in opened)  # one evaluator a task
-    assert ablate("--gpus", "1") == 0  # another number of GPUs goes on
+    assert ablate("--gpus", "1", "--no-certify") == 0  # another number of GPUs goes on
     assert "18 finished" in capsys.readouterr().out
     assert ablate("--gpus", "3", "--out", "more") == 2
     assert "--gpus 3: expected at most 2" in capsys.readouterr().err
@@ -233,7 +255,7 @@ def test_several_gpus_of_a_machine_have_a_process_each(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(evaluators, "find_gpus", lambda target: SimpleNamespace(count=2, name="H200", problem=""))
     monkeypatch.setattr(campaigns.subprocess, "Popen", Helper)
-    assert ablate("--gpus", "all", "--no-figures", "--workers", "3") == 0
+    assert ablate("--gpus", "all", "--no-figures", "--workers", "3", "--no-certify") == 0
     assert [device for _, device in started] == ["0", "1"]
     command = started[0][0]
     assert command[1:5] == ["-m", "evo", "ablate", "spec.toml"]

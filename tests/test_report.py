@@ -189,6 +189,14 @@ def test_figures_are_those_of_the_store(searched: Path) -> None:
     assert all(f"trial {i}" in page.text for i in (best.index, *best.proposal.parents))
 
 
+def test_the_time_of_a_case_is_the_median_that_all_else_has() -> None:
+    """Of an even number of samples the mean of the two in the middle."""
+    timing = Timing("square", (1.0, 2.0, 4.0, 9.0), (8.0, 6.0), 2.0, (1.9, 2.1), False)
+    best = SimpleNamespace(fitness=None, evaluation=SimpleNamespace(timings=(timing,)))
+    (row,) = report._cases(SimpleNamespace(best=best))
+    assert (row["us"], row["seed_us"]) == (timing.median_us, timing.baseline_median_us) == (3.0, 7.0)
+
+
 def test_the_course_is_the_best_so_far(searched: Path) -> None:
     with RunReader(searched) as run:
         steps = report.view(1, run, Bounds()).course.steps

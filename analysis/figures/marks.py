@@ -95,7 +95,7 @@ def _first_difference(stated: str, computed: str) -> str:
 def unmarked(document: Path) -> Iterator[str]:
     """Yields the numbers of a document's prose and tables with `×` or `%` after them that no mark computes.
 
-    The level of intervals, 95 %, is no figure.
+    95 %, the level of intervals, is left out.
     """
     text = re.sub(r"^(`{3,})[^\n]*\n.*?^\1$", "", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     for found in re.finditer(r"\d[\d.,]* ?[×%](?<!95 %)(?! \d)", re.sub(r"`[^`\n]*`", "", _MARK.sub("", text))):

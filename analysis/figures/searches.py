@@ -54,7 +54,7 @@ def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
         " / ".join(case["case"] for case in cases),
         " / ".join(f"{case['seed_us']:.4g}" for case in cases),
         " / ".join(f"{case['best_us']:.4g}" for case in cases),
-        within(run["speedup"], *run["ci95"], 3),
+        within(run["speedup"], *run["ci95"], digits=3),
         ", ".join(f"{count} {verdict}" for verdict, count in verdicts),
         str(run["candidates"]),
         f"{run['seconds']:.1f}",
@@ -152,9 +152,9 @@ def campaign(folder: Path) -> Figures:
     figures = {"tasks": str(len(comparison.tasks)), "runs": str(comparison.pairs), "table": _variants(comparison)}
     for against in comparison.against:
         best, area = against.best, against.area
-        figures[f"{against.name}.ratio"] = within(best.size, *best.ci, 3)
+        figures[f"{against.name}.ratio"] = within(best.size, *best.ci, digits=3)
         figures[f"{against.name}.p"] = f"{_p(best.p_flips)} and {_p(best.p_wilcoxon)}"
-        figures[f"{against.name}.area"] = within(area.size, *area.ci, 3)
+        figures[f"{against.name}.area"] = within(area.size, *area.ci, digits=3)
         figures[f"{against.name}.area-p"] = f"{_p(area.p_flips)} and {_p(area.p_wilcoxon)}"
         better = sum(
             a > b for a, b in zip(_by_task(comparison, against.name), comparison.variants[0].by_task, strict=True)

@@ -153,11 +153,11 @@ def _operators(runs: Mapping[str, Rows]) -> str:
                 best = reached
     few = [name for name in count if count[name] < _FEW]
     kept = sorted((name for name in count if name not in few), key=lambda name: -gain[name] / count[name])
-    rows = [(name, str(count[name]), str(better[name]), f"{gain[name] / count[name]:.3f}") for name in kept]
+    lines = [(name, str(count[name]), str(better[name]), f"{gain[name] / count[name]:.3f}") for name in kept]
     rest = [sum(counter[name] for name in few) for counter in (count, better, gain)]
     label = f"{', '.join(sorted(few))} (fewer than {_FEW} each)"
     return table(
-        ("operator", "n", "better", "gain"), [*rows, (label, str(rest[0]), str(rest[1]), f"{rest[2] / rest[0]:.3f}")]
+        ("operator", "n", "better", "gain"), [*lines, (label, str(rest[0]), str(rest[1]), f"{rest[2] / rest[0]:.3f}")]
     )
 
 

@@ -41,7 +41,7 @@ def median(speedups: Sequence[float]) -> str:
     return times(statistics.median(speedups))
 
 
-def within(value: float, low: float, high: float, digits: int = 2) -> str:
+def within(value: float, low: float, high: float, *, digits: int = 2) -> str:
     """Returns a number with its interval."""
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 

@@ -45,7 +45,8 @@ ELSEWHERE = "elsewhere"
 CLAIMS = "claims"  # folder of locks, one a task
 LOOK_S = 0.5  # between looks for another task
 IsDone = Callable[[Path, CampaignRun], bool]  # arguments: a campaign's folder and one of its runs
-Conclude = Callable[[Store, Profiler], None]  # writes the result of a run that came to its own end
+# Writes the result of a run that came to its own end; the last argument opens another evaluator of its task.
+Conclude = Callable[[Store, Profiler, Callable[[], Profiler]], None]
 
 
 @dataclass(frozen=True)
@@ -315,6 +316,10 @@ class _TaskEvaluator:
                 raise self._first
             return self._evaluator, self._first
 
+    def fresh(self) -> Profiler:
+        """Returns another evaluator of the task, with processes of its own, not prepared; close it."""
+        return self._open(self.task)
+
     def __enter__(self) -> _TaskEvaluator:
         return self
 
@@ -341,7 +346,7 @@ def _run(folder: Path, config: RunConfig, shared: _TaskEvaluator, work: Work) ->
         if llm is not None and llm.queue.ended is StopReason.SILENT:
             raise EvoError(f"{StopReason.SILENT}; the same command continues this run once one does")
         if work.conclude is not None and evaluator is not None and termination.came_to_end(store):
-            work.conclude(store, evaluator)
+            work.conclude(store, evaluator, shared.fresh)
     (folder / FAILURE).unlink(missing_ok=True)
     return outcome.text
 

@@ -22,7 +22,7 @@ from evo.core.errors import ConfigError, EvoError
 from evo.core.text import counted
 
 if TYPE_CHECKING:
-    from evo.campaign.runner import Done, Work
+    from evo.campaign.runner import Conclude, Done, Work
     from evo.campaign.spec import Campaign, CampaignRun, Spec
     from evo.campaign.suite import Checking
     from evo.search.evaluators import Devices
@@ -57,11 +57,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="processes that share the runs: one uses one core for operators, and one GPU (default: one a GPU; for a "
         f"suite on GPUs one for {CORES_A_PROCESS} cores)",
     )
-    parser.add_argument(
+    end = parser.add_mutually_exclusive_group()
+    end.add_argument(
         "--best",
         action="store_true",
-        help="certify the best kernel of each run in full and write it to best/ in its folder, also if the run is "
-        "finished (about 11 s of a GPU each); else only champions are certified, and at no other sizes",
+        help="write the best kernel of each run to best/ in its folder, also without a GPU, which certifies nothing",
+    )
+    end.add_argument(
+        "--no-certify",
+        action="store_true",
+        help="on a GPU: leave out the full certificate and the second timing of the best kernel of each run, which "
+        "are done by default, also of runs that are finished",
     )
     parser.add_argument("--helper", action="store_true", help=argparse.SUPPRESS)  # one of the processes
     common.add_ray(parser)
@@ -125,6 +131,8 @@ def carry_out(spec: Spec, folder: Path, arguments: argparse.Namespace) -> Ended:
     processes = _processes(arguments, devices, spec.suite is not None)
     if devices is not None and not arguments.helper:
         common.say("\n".join(devices.lines))
+        if devices.choice.device != "gpu":
+            common.say("without a GPU the best kernels are neither certified nor timed again")
     call = _Call(spec, folder, arguments, devices, proposals, processes)
     with closing(call):
         return call.run()
@@ -180,7 +188,8 @@ class _Call:
         self.campaign = Campaign.open(folder, spec, device, hashes, known)
         if spec.suite is not None:
             spec.suite.note(folder)
-        conclude = _write_best if arguments.best and devices is not None else None
+        measures = device == "gpu" and not arguments.no_certify
+        conclude = _conclude(measures) if devices is not None and (measures or arguments.best) else None
         self.work = Work(CampaignLimits(folder, limits), known, proposals, conclude=conclude, listener=Terminal())
 
     def close(self) -> None:
@@ -414,11 +423,15 @@ def _load(spec: Spec) -> Mapping[str, Task]:
     return tasks
 
 
-def _write_best(store: Store, evaluator: Profiler) -> None:
-    from evo.search.assemble import conclude
+def _conclude(again: bool) -> Conclude:
+    """Returns what ends each run; again: it times the best kernel a second time, in a new process."""
+    from evo.campaign.champions import conclude
     from evo.search.listener import Terminal
 
-    conclude(store, evaluator, "", Terminal())
+    def end(store: Store, evaluator: Profiler, fresh: Callable[[], Profiler]) -> None:
+        conclude(store, evaluator, Terminal(), fresh if again else None)
+
+    return end
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
