@@ -49,7 +49,7 @@ def arguments_of(task: Task, origin: Origin, case: Case) -> dict[str, Any]:
     if task.entry == origin.last:
         return dict(zip(names, given, strict=False))
     reached = _call(task, origin, given)
-    found: dict[str, Any] = {**dict(zip(names, reached.args, strict=False)), **reached.kwargs}
+    found: dict[str, Any] = {**dict(zip(names, reached.given, strict=False)), **reached.kwargs}
     if origin.kind != KERNEL:
         return found
     return {**{name: value for name, value in found.items() if name in names}, GRID: grid_of(reached.grid)}
@@ -60,7 +60,7 @@ class _Reached(Exception):
 
     def __init__(self, grid: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         super().__init__()
-        self.grid, self.args, self.kwargs = grid, args, kwargs
+        self.grid, self.given, self.kwargs = grid, args, kwargs
 
 
 class _StandIn:
