@@ -140,3 +140,33 @@ def test_a_task_with_an_entry_around_the_function_and_plain_results(tmp_path, mo
         assert patch.counts()["new"] == 1
     finally:
         patch.undo()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_a_patched_program_runs_on_a_gpu(written, monkeypatch):
+    file, package = written
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the package is for compute capability 9.0")
+    ops = import_program(file, monkeypatch, interpreted=False)
+    monkeypatch.syspath_prepend(str(package.parent))
+    for name in ("fast_scale", "fast_scale.patch", "fast_scale.kernel", "fast_scale.guard"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    patch = importlib.import_module("fast_scale.patch")
+    try:
+        for size in (64, 256, 60):
+            x = torch.randn(size, device="cuda")
+            assert torch.equal(ops.scale(x), x * 2)
+        assert torch.equal(ops.scale(torch.randn(65, device="cuda")[1:] * 0), torch.zeros(64, device="cuda"))
+        part = torch.randn(65, device="cuda")[1:]
+        assert torch.equal(ops.scale(part), part * 2)
+        counts = patch.counts()
+        assert counts["new"] == 3 and counts["original"] == {
+            "x: shape not verified": 1,
+            "a tensor does not start at a multiple of 16 bytes": 1,
+        }
+        compiled = torch.compile(lambda x: ops.scale(x) + 1)
+        assert torch.equal(compiled(torch.ones(64, device="cuda")), torch.full((64,), 3.0, device="cuda"))
+        assert patch.counts() == counts, "torch.compile traces the original"
+    finally:
+        patch.undo()

@@ -38,7 +38,7 @@ import triton
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, KernelInterface
 
-ALIGNMENT = 16  # bytes; Triton compiles other code for pointers that are not multiples of it
+ALIGNMENT = 16  # bytes; Triton compiles other code for other pointers.
 # Arguments of a launch that choose how a kernel is compiled, and change nothing of its results.
 OPTIONS = frozenset(("num_warps", "num_stages", "num_ctas", "maxnreg"))
 Part = tuple[Any, ...]  # what is compared of one argument
@@ -196,10 +196,17 @@ class Switch:
         self.original_runs: Counter[str] = Counter()
 
     def call(self, values: Sequence[Any] | None, why: str, original: Callable[[], Any]) -> Any:
-        """Calls the new code with `values`, or the original if they are outside of the domain; `why`: they are None."""
+        """Calls the new code with `values`, or the original if they are outside of the domain.
+
+        why: why there are no values.
+        """
+        parts: tuple[Part, ...] = ()
         if values is not None:
-            parts = parts_of(values)
-            why = self._domain.why_not(parts, values)
+            try:
+                parts = parts_of(values)
+                why = self._domain.why_not(parts, values)
+            except Exception:  # a tensor without strides or memory (sparse, of torch.func), or an odd value
+                why = "an argument cannot be compared"
         if why or values is None:
             self.original_runs[why] += 1
             return original()

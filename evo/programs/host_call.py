@@ -45,6 +45,8 @@ def arguments_of(task: Task, origin: Origin, case: Case) -> dict[str, Any]:
 
     given: Sequence[Any] = Calls(task).arguments(case)
     function = function_of(task.needed_seed, origin.last)
+    if isinstance(function.params.star_arg, cst.Param) or function.params.star_kwarg is not None:
+        raise ConfigError(f"expected a function {origin.name} with named parameters, got one with * or **")
     names: list[str] = [p.name.value for p in parameters(function)]
     if task.entry == origin.last:
         return dict(zip(names, given, strict=False))
