@@ -14,7 +14,7 @@ from libcst.metadata import Access, Assignment, MetadataWrapper, ScopeProvider
 from operators.source import bindings, code, names, parameters, replace, walk
 
 Form = tuple[str | None, tuple[int, ...]]  # of an argument: dtype (None: not looked at) and shape
-Forms = tuple[Form | None, ...]  # of the arguments that are looked at; None for one that is None
+Forms = tuple[Form | None, ...]  # of the arguments that are looked at; None for None
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _bound(module: cst.Module) -> set[str]:
 
 
 def _same(module: cst.Module, shared: Mapping[str, str]) -> set[str]:
-    """Returns the names whose definitions, and those of all that they use, are the same in the original."""
+    """Returns the names that mean the same in the original: in their definitions, and in all that those use."""
     own = {d.names[0]: d for d in definitions(module) if not d.is_import and len(d.names) == 1}
     same = {name for name, d in own.items() if shared.get(name) == d.text}
     while lost := {name for name in same if (global_names(own[name].node) & own.keys()) - same}:

@@ -102,9 +102,9 @@ def write_program(folder: Path, name: str, text: str = PROGRAM) -> Path:
     return package / "ops.py"
 
 
-def import_program(file: Path, monkeypatch: Any) -> ModuleType:
-    """Imports the module of `write_program`, with Triton's interpreter in place of a GPU."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+def import_program(file: Path, monkeypatch: Any, *, interpreted: bool = True) -> ModuleType:
+    """Imports the module of `write_program`, with Triton's interpreter in place of a GPU, if that is asked for."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
     monkeypatch.syspath_prepend(str(file.parent.parent))
     name = f"{file.parent.name}.ops"
     for known in [n for n in sys.modules if n.partition(".")[0] == file.parent.name]:

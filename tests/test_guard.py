@@ -92,6 +92,14 @@ def test_one_tensor_given_twice_was_verified_if_the_task_did(interpreted):
     assert switch.original_runs == {"these arguments were verified, but not together": 1}
 
 
+def test_tensors_without_strides_or_memory_run_the_original(interpreted):
+    function, switch = guarded((ones(4, 8), ones(8), 1.0))
+    assert function(ones(4, 8).to_sparse(), ones(8)) == "original"
+    results: list[str] = []
+    torch.func.vmap(lambda x: (results.append(function(x, ones(8))), x)[1])(ones(2, 4, 8))
+    assert results == ["original"] and switch.original_runs == {"an argument cannot be compared": 2}
+
+
 def test_lists_of_tensors_are_compared_by_their_parts(interpreted):
     function, _ = guarded(([ones(4), ones(4)], None, 1.0))
     assert function([ones(4), ones(4)], None) == "new"

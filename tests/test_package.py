@@ -17,7 +17,9 @@ from evo.programs.apply import find
 from evo.programs.package import write_package
 from tests.program_support import (
     FASTER,
+    HEAD,
     HOST,
+    KERNEL,
     PAIR,
     PROGRAM,
     WRAPPED,
@@ -140,3 +142,115 @@ def test_a_task_with_an_entry_around_the_function_and_plain_results(tmp_path, mo
         assert patch.counts()["new"] == 1
     finally:
         patch.undo()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_a_patched_program_runs_on_a_gpu(written, monkeypatch):
+    file, package = written
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the package is for compute capability 9.0")
+    ops = import_program(file, monkeypatch, interpreted=False)
+    monkeypatch.syspath_prepend(str(package.parent))
+    for name in ("fast_scale", "fast_scale.patch", "fast_scale.kernel", "fast_scale.guard"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    patch = importlib.import_module("fast_scale.patch")
+    try:
+        for size in (64, 256, 60):
+            x = torch.randn(size, device="cuda")
+            assert torch.equal(ops.scale(x), x * 2)
+        assert torch.equal(ops.scale(torch.randn(65, device="cuda")[1:] * 0), torch.zeros(64, device="cuda"))
+        part = torch.randn(65, device="cuda")[1:]
+        assert torch.equal(ops.scale(part), part * 2)
+        counts = patch.counts()
+        assert counts["new"] == 3 and counts["original"] == {
+            "x: shape not verified": 1,
+            "a tensor does not start at a multiple of 16 bytes": 1,
+        }
+        compiled = torch.compile(lambda x: ops.scale(x) + 1)
+        assert torch.equal(compiled(torch.ones(64, device="cuda")), torch.full((64,), 3.0, device="cuda"))
+        assert patch.counts() == counts, "torch.compile traces the original"
+    finally:
+        patch.undo()
+
+
+LAUNCH = """
+def entry(grid_0, grid_1, grid_2, x_ptr, y_ptr, n, factor, BLOCK):
+    scale_kernel[(grid_0, grid_1, grid_2)](x_ptr, y_ptr, n, factor, BLOCK=BLOCK, num_warps=4)
+    return None
+"""
+LAUNCH_TASK = """
+import torch
+from fitness import Case
+
+entry = "entry"
+writes = ("y_ptr",)
+cases = [Case("small", {"N": 64}), Case("large", {"N": 256})]
+stress = False
+
+
+def inputs(case, generator):
+    n = case.axes["N"]
+    x = torch.randn(n, generator=generator, device=generator.device)
+    return n // 16, 1, 1, x, torch.zeros_like(x), n, 2.0, 16
+
+
+def reference(grid_0, grid_1, grid_2, x_ptr, y_ptr, n, factor, BLOCK):
+    y_ptr.copy_(x_ptr * factor)
+"""
+
+
+def test_a_kernel_whose_launch_the_search_changed_is_replaced(tmp_path, monkeypatch):
+    file = write_program(tmp_path, "prog_launch")
+    seed = f"{HEAD}\n{KERNEL}\n{LAUNCH}"
+    task = write_task(
+        tmp_path / "t", file, seed=seed, task=LAUNCH_TASK, attribute="scale_kernel", kind="kernel", calls=[]
+    )
+    new = seed.replace("(grid_0, grid_1, grid_2)", "(grid_0 // 2, grid_1, grid_2)").replace("BLOCK=BLOCK", "BLOCK=32")
+    finding = find(write_run(tmp_path / "run", task, [(new, {"small": 2.0, "large": 2.0})]), print, opener=None)
+    assert finding is not None
+    write_package(finding, tmp_path / "fast_launch")
+    domain = json.loads((tmp_path / "fast_launch" / "domain.json").read_text())
+    assert domain["slots"] == [
+        ["grid", 0],
+        ["grid", 1],
+        ["grid", 2],
+        ["x_ptr"],
+        ["y_ptr"],
+        ["n"],
+        ["factor"],
+        ["BLOCK"],
+    ]
+    ops = import_program(file, monkeypatch)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    patch = importlib.import_module("fast_launch.patch")
+    try:
+        for size in (64, 256, 80):
+            x = torch.randn(size)
+            assert torch.equal(ops.scale(x), x * 2)
+        assert patch.counts() == {"new": 2, "original": {"x_ptr: shape not verified": 1}}
+    finally:
+        patch.undo()
+    assert type(ops.scale_kernel).__name__ == "InterpretedFunction"
+
+
+def test_what_is_no_plain_launch_is_refused(tmp_path):
+    file = write_program(tmp_path, "prog_no_launch")
+    how = {"task": LAUNCH_TASK, "attribute": "scale_kernel", "kind": "kernel", "calls": []}
+    for number, (old, new, message) in enumerate(
+        [
+            ("    return None", "    scale_kernel[(1,)](x_ptr, y_ptr, n, factor, 16)", "expected one form of launch"),
+            (
+                "y_ptr, n, factor, BLOCK=BLOCK",
+                "y_ptr, n + 0, factor, BLOCK=BLOCK",
+                "that passes n to scale_kernel as it is",
+            ),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        task = write_task(folder / "t", file, seed=f"{HEAD}\n{KERNEL}\n{LAUNCH}".replace(old, new), **how)
+        run = write_run(folder / "run", task, [(f"{HEAD}\n{KERNEL}\n{LAUNCH}", {"small": 2.0, "large": 2.0})])
+        finding = find(run, print, opener=None)
+        assert finding is not None
+        with pytest.raises(ConfigError, match=message):
+            write_package(finding, folder / "made")

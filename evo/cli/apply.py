@@ -39,7 +39,7 @@ def add(commands: Any) -> None:
 
 
 def _apply(arguments: argparse.Namespace) -> int:
-    from evo.programs.apply import find
+    from evo.programs.apply import doubts, find
 
     if arguments.write and arguments.to is None:
         raise ConfigError("--write: expected it with --to FILE, got it without; leave it out")
@@ -52,6 +52,8 @@ def _apply(arguments: argparse.Namespace) -> int:
         _to_file(finding, arguments.to, arguments.write)
     else:
         _to_package(finding, arguments.package)
+    for doubt in doubts(finding):
+        aside.say(f"warning: {doubt}")
     return 0
 
 

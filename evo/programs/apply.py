@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import libcst as cst
 
@@ -16,7 +17,8 @@ from evo.core.errors import ConfigError, StoreError
 from evo.core.records import GPU_FACTS, Case, Certificate, Evaluation, Fitness, Timing, score
 from evo.core.text import plain
 from evo.programs import dispatch
-from evo.programs.host_call import function_of
+from evo.programs.guard import part_of
+from evo.programs.host_call import arguments_of, function_of
 from evo.programs.origin import KERNEL, Origin, read_origin
 from evo.storage.best import Conclusion, read_result
 from evo.storage.folders import kept_task
@@ -87,6 +89,17 @@ def meaning(node: cst.CSTNode) -> str:
     return ast.dump(tree)
 
 
+def doubts(finding: Finding) -> list[str]:
+    """Returns what a user has to know before the new code is used; [] for nothing."""
+    fitness = finding.fitness
+    found = []
+    if fitness.estimated:
+        found.append("its speedup is an estimate, no GPU measured it; search on the GPU that the program runs on")
+    if fitness.ci95[0] <= 1:
+        found.append("the interval of its speedup includes 1: it may be no faster")
+    return found
+
+
 def find(run_folder: Path, say: Say, *, opener: dispatch.Opener | None) -> Finding | None:
     """Returns what to put into the program; None if the run found nothing faster than the original.
 
@@ -153,11 +166,10 @@ def header(finding: Finding) -> list[str]:
         f"Speedup: {fitness.speedup:.2f}x [{low:.2f}, {high:.2f}] over the original, {kind} {_device(finding)}.",
     ]
     timings = {t.case: t for t in finding.evaluation.timings}
-    lines += [f"  {_case_line(case, timings.get(case.name))}" for case in finding.task.cases]
+    lines += [f"  {_case_line(finding, case, timings.get(case.name))}" for case in finding.task.cases]
     lines += [
         f"Verdict: {finding.evaluation.verdict}; certificate: {finding.certificate.summary}",
-        "Verified: exactly these sizes, with dtypes, strides and plain values as the task has them, and memory that no "
-        "two arguments share. Nothing else was verified.",
+        "Verified: exactly these arguments, with strides as the task has them. Nothing else was verified.",
     ]
     return [part for line in lines for part in _wrapped(plain(line))]
 
@@ -168,14 +180,23 @@ def _device(finding: Finding) -> str:
     return f"on {finding.evaluation.environment.get('gpu') or finding.target.device_name}"
 
 
-def _case_line(case: Case, timing: Timing | None) -> str:
-    sizes = ", ".join(f"{axis}={size}" for axis, size in case.axes.items())
+def _case_line(finding: Finding, case: Case, timing: Timing | None) -> str:
+    arguments = arguments_of(finding.task, finding.origin, case)
+    given = f"{case.name}: " + ", ".join(f"{name} {_argument(value)}" for name, value in arguments.items())
     if timing is None:
-        return f"{case.name} ({sizes}, {case.dtype}): verified, not timed"
+        return f"{given}: verified, not timed"
     low, high = timing.ci95
     noise = "" if timing.significant else ", within noise"
     times = f"{timing.baseline_median_us:.4g} us -> {timing.median_us:.4g} us"
-    return f"{case.name} ({sizes}, {case.dtype}): {timing.ratio:.2f}x [{low:.2f}, {high:.2f}], {times}{noise}"
+    return f"{given}: {timing.ratio:.2f}x [{low:.2f}, {high:.2f}], {times}{noise}"
+
+
+def _argument(value: Any) -> str:
+    """Returns e.g. "float32[16, 96]" for a tensor."""
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_argument, value))})"
+    part = part_of(value)
+    return str(part[2]) if part[0] == "value" else f"{part[0]}{list(part[1])}"
 
 
 def _wrapped(line: str) -> list[str]:

@@ -38,12 +38,13 @@ import triton
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, KernelInterface
 
-ALIGNMENT = 16  # bytes; Triton compiles other code for pointers that are not multiples of it
+ALIGNMENT = 16  # bytes; Triton compiles other code for other pointers.
 # Arguments of a launch that choose how a kernel is compiled, and change nothing of its results.
 OPTIONS = frozenset(("num_warps", "num_stages", "num_ctas", "maxnreg"))
 Part = tuple[Any, ...]  # what is compared of one argument
 _MARK = "__evo_patch__"
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_DTYPES = {d: str(d).removeprefix("torch.") for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
 class PatchWarning(UserWarning):
@@ -53,28 +54,27 @@ class PatchWarning(UserWarning):
 def part_of(value: Any) -> Part:
     """Returns what is compared of an argument: dtype, shape and strides of a tensor; type and text of a plain value."""
     if isinstance(value, torch.Tensor):
-        return str(value.dtype).removeprefix("torch."), tuple(value.shape), tuple(value.stride())
+        return _DTYPES[value.dtype], tuple(value.shape), value.stride()
     if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
         return "parts", type(value).__name__, tuple(map(part_of, value))
     return "value", type(value).__name__, repr(value)
 
 
 def parts_of(values: Sequence[Any]) -> tuple[Part, ...]:
-    """Returns the parts of the arguments of a call; the part of a tensor that was given before says which it is."""
-    found = []
+    """Returns the parts of the arguments of a call.
+
+    The part of a tensor that is an earlier one, or a window of the same elements, says which.
+    """
+    found: list[Part] = []
+    windows: dict[Any, int] = {}
     for i, value in enumerate(values):
-        same = next((j for j in range(i) if _same_window(values[j], value)), None)
-        found.append(part_of(value) if same is None else (*part_of(value), same))
+        part = part_of(value)
+        if isinstance(value, torch.Tensor):
+            place = value.data_ptr() if type(value) in _PLAIN and value.numel() else id(value)
+            first = windows.setdefault((place, part), i)
+            part = part if first == i else (*part, first)
+        found.append(part)
     return tuple(found)
-
-
-def _same_window(one: Any, other: Any) -> bool:
-    """Returns whether two arguments are the same tensor, or windows of the same elements."""
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return False
-    if one is other or type(one) not in _PLAIN or type(other) not in _PLAIN or not one.numel():
-        return one is other
-    return one.data_ptr() == other.data_ptr() and part_of(one) == part_of(other)
 
 
 def _tuple(raw: Any) -> Any:
@@ -100,14 +100,16 @@ class Domain:
         calls = {_tuple(call["arguments"]): call["result"] for call in raw["calls"]}
         return cls(tuple(raw["names"]), calls, (int(major), int(minor)))
 
-    def why_not(self, values: Sequence[Any]) -> str:
-        """Returns why a call with these arguments is outside of the domain, "" if it is inside."""
+    def why_not(self, parts: tuple[Part, ...], values: Sequence[Any]) -> str:
+        """Returns why a call with these arguments is outside of the domain, "" if it is inside.
+
+        parts: those of `values`.
+        """
         if torch.are_deterministic_algorithms_enabled():
             return "deterministic algorithms are asked for"
-        parts = parts_of(values)
         if parts not in self.calls:
             return self._difference(parts)
-        tensors = _tensors(values)
+        tensors = _tensors(parts, values)
         return _kind(tensors) or _device(tensors, self.capability) or _memory(tensors)
 
     def _difference(self, parts: Sequence[Part]) -> str:
@@ -128,13 +130,10 @@ class Domain:
         return "these arguments were verified, but not together"
 
 
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    """Returns the tensors among arguments, each window of memory once, and all in lists."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor) and not any(_same_window(other, value) for other in found):
-            found.append(value)
-    lists = [value for value in values if isinstance(value, (list, tuple))]
+def _tensors(parts: Sequence[Part], values: Sequence[Any]) -> list[torch.Tensor]:
+    """Returns the tensors among arguments, each once, and all in lists; the parts say which were given before."""
+    found = [v for part, v in zip(parts, values, strict=True) if isinstance(v, torch.Tensor) and len(part) == 3]
+    lists = [v for part, v in zip(parts, values, strict=True) if part[0] == "parts"]
     return [*found, *(v for items in lists for v in items if isinstance(v, torch.Tensor))]
 
 
@@ -174,8 +173,10 @@ def _memory(tensors: Sequence[torch.Tensor]) -> str:
 
 def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
     """Returns the addresses of the first byte of a tensor, and of the one after its last."""
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     begin = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return begin, begin + tensor.nbytes
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return begin, begin + (last + 1) * tensor.element_size()
 
 
@@ -195,14 +196,23 @@ class Switch:
         self.original_runs: Counter[str] = Counter()
 
     def call(self, values: Sequence[Any] | None, why: str, original: Callable[[], Any]) -> Any:
-        """Calls the new code with `values`, or the original if it is outside of the domain, or `why` says so."""
-        why = why or ("" if values is None else self._domain.why_not(values))
+        """Calls the new code with `values`, or the original if they are outside of the domain.
+
+        why: why there are no values.
+        """
+        parts: tuple[Part, ...] = ()
+        if values is not None:
+            try:
+                parts = parts_of(values)
+                why = self._domain.why_not(parts, values)
+            except Exception:  # a tensor without strides or memory (sparse, of torch.func), or an odd value
+                why = "an argument cannot be compared"
         if why or values is None:
             self.original_runs[why] += 1
             return original()
         self.new_runs += 1
         try:
-            return returned(self._domain.calls[parts_of(values)], self._new(values))
+            return returned(self._domain.calls[parts], self._new(values))
         except Exception as error:
             error.add_note(f"raised by the code that evo put in the place of {self.name}; undo() of the patch restores")
             raise
@@ -238,7 +248,11 @@ def replaced_function(original: Callable[..., Any], switch: Switch, domain: Doma
     if missing := [name for name in domain.names if name not in parameters]:
         raise TypeError(f"expected a function with parameters {', '.join(missing)}, got {signature}")
 
-    def bound(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any] | None, str]:
+    same = tuple(parameters) == domain.names and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
+
+    def bound(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any] | None, str]:
+        if same and not kwargs and len(args) == len(domain.names):
+            return args, ""  # binding would take microseconds
         try:
             given = signature.bind(*args, **kwargs)
         except TypeError:

@@ -45,11 +45,13 @@ def arguments_of(task: Task, origin: Origin, case: Case) -> dict[str, Any]:
 
     given: Sequence[Any] = Calls(task).arguments(case)
     function = function_of(task.needed_seed, origin.last)
+    if isinstance(function.params.star_arg, cst.Param) or function.params.star_kwarg is not None:
+        raise ConfigError(f"expected a function {origin.name} with named parameters, got one with * or **")
     names: list[str] = [p.name.value for p in parameters(function)]
     if task.entry == origin.last:
         return dict(zip(names, given, strict=False))
     reached = _call(task, origin, given)
-    found: dict[str, Any] = {**dict(zip(names, reached.args, strict=False)), **reached.kwargs}
+    found: dict[str, Any] = {**dict(zip(names, reached.given, strict=False)), **reached.kwargs}
     if origin.kind != KERNEL:
         return found
     return {**{name: value for name, value in found.items() if name in names}, GRID: grid_of(reached.grid)}
@@ -60,7 +62,7 @@ class _Reached(Exception):
 
     def __init__(self, grid: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         super().__init__()
-        self.grid, self.args, self.kwargs = grid, args, kwargs
+        self.grid, self.given, self.kwargs = grid, args, kwargs
 
 
 class _StandIn:

@@ -38,8 +38,8 @@ _OTHERWISE = "use --package DIR, which replaces it while the program runs"
 def patched(finding: Finding, file: Path) -> tuple[bytes, bytes]:
     """Returns the bytes of the user's file before and after.
 
-    Raises ConfigError if the file is not the captured one, if the new kernel cannot be put into it, or if the result
-    cannot be imported or lacks a public name.
+    Raises ConfigError if the file is not the captured one, or if the new kernel cannot be put into it.  Also if the
+    result cannot be imported, or lacks a public name.
     """
     before = _captured(finding.origin, file)
     module = cst.parse_module(before)
@@ -299,7 +299,7 @@ def _text(path: Path) -> str:
 
 
 def _imported(node: cst.CSTNode, name: str) -> str:
-    """Returns what an import binds to a name, e.g. "triton.language"; "" if it is none."""
+    """Returns what an import binds to a name, e.g. "triton.language"; "" for no import of it."""
     for part in walk(node):
         if isinstance(part, (cst.Import, cst.ImportFrom)) and not isinstance(part.names, cst.ImportStar):
             base = (
