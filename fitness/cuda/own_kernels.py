@@ -24,9 +24,9 @@ def compiled(source: str, name: str, args: Mapping[str, Any], index: int) -> Loa
 
     args: tensors (aligned to ALIGNED) as TensorRef, constants.  A parameter `n` is added, which may be any count.
     """
+    from fitness.cuda.gpus import LEAST
     from fitness.cuda.launcher import LoadedKernel
     from fitness.frontend import compile as compiler
-    from fitness.cuda.gpus import LEAST
     from fitness.frontend.target import sm_name
 
     capability = torch.cuda.get_device_capability(index)
