@@ -24,13 +24,15 @@ def compiled(source: str, name: str, args: Mapping[str, Any], index: int) -> Loa
 
     args: tensors (aligned to ALIGNED) as TensorRef, constants.  A parameter `n` is added, which may be any count.
     """
+    from fitness.cuda.gpus import LEAST
     from fitness.cuda.launcher import LoadedKernel
     from fitness.frontend import compile as compiler
-    from fitness.frontend.target import TARGETS, sm_name
+    from fitness.frontend.target import sm_name
 
-    target = sm_name(torch.cuda.get_device_capability(index))
-    if target not in TARGETS:
+    capability = torch.cuda.get_device_capability(index)
+    if capability[0] < LEAST:
         return None
+    target = sm_name(capability)
     # A count beyond 32 bits that 16 does not divide: the kernel is not specialised for it.
     launch = {"kernel": name, "args": {**args, "n": 2**40 + 1}, "options": {"num_warps": 4}}
     with tempfile.TemporaryDirectory() as folder:
