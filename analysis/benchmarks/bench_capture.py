@@ -103,6 +103,8 @@ def _without_launcher() -> Iterator[None]:
     with (
         mock.patch.object(JITFunction, "run", run),
         mock.patch.object(torch.cuda, "is_available", lambda: True),
+        mock.patch.object(torch.cuda, "is_initialized", lambda: True),
+        mock.patch.object(torch.cuda, "get_device_name", lambda: "none"),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
         mock.patch.object(torch.cuda, "current_device", lambda: 0),
         mock.patch.object(torch.cuda, "Event", lambda enable_timing: event),
