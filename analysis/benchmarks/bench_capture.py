@@ -63,7 +63,8 @@ def main() -> None:
 
 def _measure(x: torch.Tensor, steps: int) -> tuple[list[float], list[float]]:
     """Returns seconds of steps alone and watched, taken alternately."""
-    alone, watched = [], []
+    alone: list[float] = []
+    watched: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(steps + 1):
             times = []

@@ -16,7 +16,7 @@ class ImportWatch:
     def __init__(self, after: AfterImport) -> None:
         self._after = after
         self._asking: set[str] = set()
-        self._wrapped: list[Any] = []
+        self._wrapped: dict[int, Any] = {}  # loaders by id
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Returns what the other finders return, with a loader that calls `after` at its end."""
@@ -40,7 +40,7 @@ class ImportWatch:
         """Has a loader call `after`, unless it is a class, as for modules that are part of Python."""
         if not hasattr(loader, "exec_module") or isinstance(loader, type):
             return
-        if any(loader is known for known in self._wrapped):  # it serves several modules
+        if id(loader) in self._wrapped:  # it serves several modules
             return
         execute = loader.exec_module
 
@@ -49,7 +49,7 @@ class ImportWatch:
             self._after(module)
 
         loader.exec_module = exec_module
-        self._wrapped.append(loader)
+        self._wrapped[id(loader)] = loader
 
     def __enter__(self) -> ImportWatch:
         sys.meta_path.insert(0, self)
