@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,12 @@ import evo
 from evo.core.errors import ConfigError
 from evo.programs import inside
 from evo.programs.capture import Capture, CapturedCall, read
-from evo.programs.task import make_task
+from evo.programs.task import TARGET, Made, make_task
+from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import load_task
 from tests.capture_programs import AUTOTUNED, HEAD, captured, listed, run, write
+
+Make = Callable[..., Made]
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +31,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def interpreted(folder: Path) -> Capture:
-    return captured(folder, "interpreted", "program.py", options=("--keep-values",))
+def printed(folder: Path) -> str:
+    """What `evo capture` of the program printed."""
+    done = run(folder, "capture", "--out", "interpreted", "--keep-values", "--", sys.executable, "program.py")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def interpreted(folder: Path, printed: str) -> Capture:
+    return read(folder / "interpreted")
+
+
+@pytest.fixture(scope="module")
+def noted(folder: Path) -> subprocess.CompletedProcess[str]:
+    """A module that is run by its name, whose launches are noted and not made."""
+    words = ("--json", "--out", "noted", "--", sys.executable, "-m", "autotuned")
+    return run(folder, "capture", *words, interpreted=False)
+
+
+@pytest.fixture(scope="module")
+def make() -> Iterator[Make]:
+    """`make_task`, with one zygote for all."""
+    with Zygote(TARGET) as zygote:
+        yield functools.partial(make_task, zygote=zygote)
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
 
 def calls(capture: Capture, host: str) -> list[CapturedCall]:
@@ -51,14 +81,13 @@ def test_kernels_are_listed_with_calls_shapes_and_places(folder: Path, interpret
     assert interpreted.total_us is None and [p["troubles"] for p in interpreted.processes] == [[]]
 
 
-def test_the_program_prints_the_same_with_and_without(folder: Path) -> None:
+def test_the_program_prints_the_same_with_and_without(folder: Path, printed: str) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     alone = subprocess.run(
         [sys.executable, "program.py"], cwd=folder, env=env, capture_output=True, text=True, check=True
     )
-    done = run(folder, "capture", "--out", "same", "--", sys.executable, "program.py")
-    assert done.stdout.startswith(alone.stdout)
-    assert "times on a GPU are unknown" in done.stdout and "evo tasks new NAME --from same scale_kernel" in done.stdout
+    assert printed.startswith(alone.stdout)
+    assert "times on a GPU are unknown" in printed and "evo tasks new NAME --from interpreted scale_kernel" in printed
 
 
 def test_an_autograd_function_ends_the_search_for_a_host_function(interpreted: Capture) -> None:
@@ -87,21 +116,15 @@ def test_arguments_that_share_memory_are_seen(interpreted: Capture) -> None:
     assert part.trouble == "arguments x and y share part of their memory"
 
 
-def test_without_a_gpu_launches_are_noted_and_not_made(folder: Path) -> None:
-    done = run(folder, "capture", "--json", "--out", "none", "--", sys.executable, "autotuned.py", interpreted=False)
-    assert done.returncode == 0, done.stderr
-    kernel = listed(done)["__main__.tuned_kernel"]
+def test_without_a_gpu_launches_are_noted_and_not_made(folder: Path, noted: subprocess.CompletedProcess[str]) -> None:
+    assert noted.returncode == 0, noted.stderr
+    kernel = listed(noted)["__main__.tuned_kernel"]
     assert (kernel["launches"], kernel["distinct_calls"], kernel["host"]) == (6, 3, "__main__.double")
     assert kernel["configs"] == {} and kernel["gpu_us"] is None, "the tuner did not run"
-    assert "last 128" in done.stderr, "standard output is for the JSON"
-    (call, *_) = read(folder / "none").kernel("tuned_kernel").calls
+    assert "last 128" in noted.stderr, "standard output is for the JSON"
+    (call, *_) = read(folder / "noted").kernel("tuned_kernel").calls
     assert {"BLOCK", "EVEN"} <= set(call.names)
     assert call.arguments[0] == {"value": 3}, "the grid of the first configuration"
-
-
-def test_a_module_is_run_by_its_name(folder: Path) -> None:
-    capture = captured(folder, "module", "-m", "autotuned", interpreted=False)
-    assert capture.kernel("__main__.tuned_kernel").launches == 6
 
 
 def test_every_process_writes_its_own_file(folder: Path) -> None:
@@ -176,8 +199,8 @@ def test_misuse_is_explained(folder: Path, tmp_path: Path) -> None:
 # --- tasks -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_is_made_of_a_host_function(interpreted: Capture, tmp_path: Path) -> None:
-    made = make_task(interpreted, "scale_kernel", tmp_path / "task")
+def test_a_task_is_made_of_a_host_function(interpreted: Capture, make: Make, tmp_path: Path) -> None:
+    made = make(interpreted, "scale_kernel", tmp_path / "task")
     task = load_task(made.folder)
     assert (task.entry, task.parameters, task.reference, task.writes) == ("entry", ("x", "factor"), None, ())
     assert [case.weight for case in task.cases] == [1.0, 1.0]
@@ -197,59 +220,53 @@ def test_a_task_is_made_of_a_host_function(interpreted: Capture, tmp_path: Path)
     ]
 
 
-def test_a_task_of_shared_memory_gives_one_tensor_for_all(interpreted: Capture, tmp_path: Path) -> None:
-    made = make_task(interpreted, "add_into", tmp_path / "task")
+def test_a_task_of_shared_memory_gives_one_tensor_for_all(interpreted: Capture, make: Make, tmp_path: Path) -> None:
+    made = make(interpreted, "add_into", tmp_path / "task")
     task = load_task(made.folder)
     assert task.parameters == ("x",) and task.writes == ("x",)
     assert "left out: 1 of 2 calls" in made.notes[-1]
 
 
-def test_a_task_is_made_of_a_launch_alone(interpreted: Capture, tmp_path: Path) -> None:
-    made = make_task(interpreted, "scale_kernel", tmp_path / "task", launch=True)
+def test_a_task_is_made_of_a_launch_alone(interpreted: Capture, make: Make, tmp_path: Path) -> None:
+    made = make(interpreted, "scale_kernel", tmp_path / "task", launch=True)
     task = load_task(made.folder)
     assert task.parameters[:3] == ("grid_0", "grid_1", "grid_2") and task.writes == ("y",)
     (tune, *_) = json.loads((made.folder / "origin.json").read_text())["calls"]
     assert tune["grid"] == [4, 1, 1] and tune["arguments"][0]["name"] == "x"
 
 
-def test_a_tuned_kernel_alone_is_launched_as_it_was(folder: Path, tmp_path: Path) -> None:
-    capture = captured(folder, "tuned", "autotuned.py", interpreted=False)
-    task = load_task(make_task(capture, "tuned_kernel", tmp_path / "task", launch=True).folder)
+def test_a_tuned_kernel_alone_is_launched_as_it_was(folder: Path, noted: object, make: Make, tmp_path: Path) -> None:
+    task = load_task(make(read(folder / "noted"), "tuned_kernel", tmp_path / "task", launch=True).folder)
     assert "autotune" not in task.needed_seed and "num_warps=4" in task.needed_seed
 
 
-def test_the_users_function_may_be_the_reference(folder: Path, interpreted: Capture, tmp_path: Path) -> None:
+def test_the_users_function_may_be_the_reference(interpreted: Capture, make: Make, tmp_path: Path) -> None:
     text = "def right(x, factor):\n    return x.contiguous() * factor,\n"
-    made = make_task(interpreted, "scale", tmp_path / "task", ("import torch\n\n\n" + text, "right"))
+    made = make(interpreted, "scale", tmp_path / "task", ("import torch\n\n\n" + text, "right"))
     task = load_task(made.folder)
     assert task.reference is not None
     x = torch.ones(100)
     assert torch.equal(task.reference(x, 2.0), 2 * x)
 
 
-def test_values_that_cannot_be_drawn_need_keeping(folder: Path, tmp_path: Path) -> None:
-    (folder / "few.py").write_text(
-        "import torch\nfrom kernels import gather\ngather(torch.randn(9), torch.tensor([3, 1, 4, 1, 5]))\n"
+def test_what_cannot_become_a_task_says_why(folder: Path, tmp_path: Path) -> None:
+    (folder / "odd.py").write_text(
+        f"{HEAD}\nfrom kernels import gather, scale_kernel\nSTATE = object()\n\n\ndef host(x):\n    STATE\n"
+        "    scale_kernel[(1,)](x, x, x.numel(), 2.0, BLOCK=32)\n\n\nhost(torch.randn(9))\n"
+        "gather(torch.randn(9), torch.tensor([3, 1, 4, 1, 5]))\n"
     )
-    capture = captured(folder, "few", "few.py")
+    capture = captured(folder, "odd", "odd.py")
     with pytest.raises(evo.EvoError, match=r"argument index holds values .* --keep-values"):
         make_task(capture, "gather_kernel", tmp_path / "task")
-    assert not (tmp_path / "task").exists()
-
-
-def test_a_function_that_does_not_stand_alone_says_why(folder: Path, tmp_path: Path) -> None:
-    (folder / "state.py").write_text(
-        f"{HEAD}\nfrom kernels import scale_kernel\nSTATE = object()\n\n\ndef host(x):\n    STATE\n"
-        "    scale_kernel[(1,)](x, x, x.numel(), 2.0, BLOCK=32)\n\n\nhost(torch.randn(9))\n"
-    )
-    capture = captured(folder, "state", "state.py")
     with pytest.raises(evo.EvoError, match=r"__main__.host does not stand alone: host uses STATE: .* got object"):
         make_task(capture, "host", tmp_path / "task")
+    assert not (tmp_path / "task").exists()
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 
 
+@gpu
 @pytest.mark.gpu
 def test_times_and_configurations_are_measured(folder: Path) -> None:
     capture = captured(folder, "gpu", "autotuned.py", interpreted=False)
@@ -260,6 +277,7 @@ def test_times_and_configurations_are_measured(folder: Path) -> None:
     assert sum(call.gpu_us or 0 for call in capture.hosts["__main__.double"].calls) == pytest.approx(kernel.gpu_us)
 
 
+@gpu
 @pytest.mark.gpu
 def test_launches_into_cuda_graphs_count(folder: Path) -> None:
     (folder / "graphs.py").write_text(
@@ -281,6 +299,7 @@ assert torch.equal(y, 2 * x)
     assert read(folder / "graphs").kernel("scale_kernel").launches == 2
 
 
+@gpu
 @pytest.mark.gpu
 def test_inductors_kernels_are_named_as_such(folder: Path) -> None:
     (folder / "compiled.py").write_text(

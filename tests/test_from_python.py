@@ -22,7 +22,10 @@ HALF = 0.5
 DTYPE = torch.float32
 SHARED = torch.zeros(2)
 tolerance = 0.25
-CASES = [Case("long", {"N": 4096}, cpu_axes={"N": 64}), Case("odd", {"N": 77}, dtype="float16", role="holdout")]
+CASES = [
+    Case("long", {"N": 4096}, cpu_axes={"N": 64}, weight=2.5),
+    Case("odd", {"N": 77}, dtype="float16", role="holdout"),
+]
 
 
 def draw(case, generator):

@@ -1,10 +1,22 @@
 """The speedup formula."""
 
 import dataclasses
+import json
+import math
 
 import pytest
 
-from evo.core.records import Build, Check, Evaluation, Timing, Verdict, score
+from evo.core.records import (
+    Build,
+    Case,
+    Check,
+    Evaluation,
+    Timing,
+    Verdict,
+    evaluation_from_json,
+    evaluation_to_json,
+    score,
+)
 
 BUILD = Build("k", 32, 0, 0, 4, 1.0, "abc")
 
@@ -23,6 +35,29 @@ def test_geometric_mean_over_the_cases():
     assert fitness.ci95 == (pytest.approx(4.0 / 1.1), pytest.approx(4.4))
     assert fitness.per_case == {"case0": 2.0, "case1": 8.0}
     assert fitness.estimated
+
+
+def test_cases_count_by_their_weights():
+    whole = evaluation(2.0, 16.0)
+    weighted = [dataclasses.replace(t, weight=w) for t, w in zip(whole.timings, (3.0, 1.0), strict=True)]
+    fitness = score(dataclasses.replace(whole, timings=tuple(weighted)))
+    assert fitness is not None
+    assert fitness.speedup == pytest.approx((2.0**3 * 16.0) ** 0.25)
+    assert fitness.ci95 == (pytest.approx(fitness.speedup / 1.1), pytest.approx(fitness.speedup * 1.1))
+
+
+def test_timings_of_earlier_versions_weigh_the_same():
+    whole = evaluation(2.0, 8.0)
+    raw = json.loads(evaluation_to_json(whole))
+    for timing in raw["timings"]:
+        assert timing.pop("weight") == 1.0
+    assert evaluation_from_json(json.dumps(raw)) == whole
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, math.inf, True, "1"])
+def test_a_weight_is_a_positive_number(weight):
+    with pytest.raises(ValueError, match="weight must be a positive number"):
+        Case("a", {"N": 1}, weight=weight)
 
 
 def test_one_estimated_case_marks_the_whole():

@@ -71,10 +71,18 @@ def host(x, factor=1.0):
     plain_kernel[(2,)](x, x.numel(), BLOCK=32)
 
 
+def branching(x):
+    if x.is_cuda:
+        plain_kernel[(1,)](x, x.numel(), BLOCK=32)
+    return x * 2
+
+
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher]:
     monkeypatch.setattr(JITFunction, "run", launch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -142,3 +150,14 @@ def test_launches_into_a_graph_are_not_timed(watched: Watcher, tmp_path: Path, m
     kernel = capture.kernel("plain_kernel")
     assert (kernel.launches, kernel.in_graphs, kernel.gpu_us) == (2, 2, None)
     assert "CUDA graph" in capture.hosts[f"{__name__}.host"].calls[0].trouble
+
+
+def test_torch_compile_sees_the_function_itself(watched: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # for Dynamo, which would ask the GPU more
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return branching(x) + 1
+
+    compiled = torch.compile(both, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 3.0))
+    assert hasattr(branching, "__wrapped__"), "it is watched"

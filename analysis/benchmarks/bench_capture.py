@@ -63,7 +63,8 @@ def main() -> None:
 
 def _measure(x: torch.Tensor, steps: int) -> tuple[list[float], list[float]]:
     """Returns seconds of steps alone and watched, taken alternately."""
-    alone, watched = [], []
+    alone: list[float] = []
+    watched: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(steps + 1):
             times = []
@@ -103,6 +104,8 @@ def _without_launcher() -> Iterator[None]:
     with (
         mock.patch.object(JITFunction, "run", run),
         mock.patch.object(torch.cuda, "is_available", lambda: True),
+        mock.patch.object(torch.cuda, "is_initialized", lambda: True),
+        mock.patch.object(torch.cuda, "get_device_name", lambda: "none"),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
         mock.patch.object(torch.cuda, "current_device", lambda: 0),
         mock.patch.object(torch.cuda, "Event", lambda enable_timing: event),

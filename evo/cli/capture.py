@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
         "--compare",
         nargs=2,
         metavar=("A", "B"),
-        help="run PROGRAM with A and with B by turns; each is `original`, or a folder that `evo apply --package` made",
+        help="run PROGRAM alternately with A and B: `original`, or a folder of `evo apply RUN --package DIR`",
     )
     group.add_argument(
         "--repeats", type=int, default=6, metavar="N", help="pairs of timed runs (default: 6, least for an interval)"

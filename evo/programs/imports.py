@@ -16,6 +16,7 @@ class ImportWatch:
     def __init__(self, after: AfterImport) -> None:
         self._after = after
         self._asking: set[str] = set()
+        self._wrapped: dict[int, Any] = {}  # loaders by id
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Returns what the other finders return, with a loader that calls `after` at its end."""
@@ -26,7 +27,7 @@ class ImportWatch:
             spec = next((s for s in self._found(name, path, target) if s is not None), None)
         finally:
             self._asking.discard(name)
-        if spec is not None and hasattr(spec.loader, "exec_module"):
+        if spec is not None:
             self._wrap(spec.loader)
         return spec
 
@@ -36,16 +37,19 @@ class ImportWatch:
                 yield finder.find_spec(name, path, target)
 
     def _wrap(self, loader: Any) -> None:
+        """Has a loader call `after`, unless it is a class, as for modules that are part of Python."""
+        if not hasattr(loader, "exec_module") or isinstance(loader, type):
+            return
+        if id(loader) in self._wrapped:  # it serves several modules
+            return
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
             self._after(module)
 
-        try:
-            loader.exec_module = exec_module
-        except AttributeError:  # the loader of modules that are part of Python: a class
-            return
+        loader.exec_module = exec_module
+        self._wrapped[id(loader)] = loader
 
     def __enter__(self) -> ImportWatch:
         sys.meta_path.insert(0, self)

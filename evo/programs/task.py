@@ -10,16 +10,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evo.core.errors import ConfigError, TaskError
 from evo.programs.capture import Capture, CapturedCall, CapturedHost, CapturedKernel
+
+if TYPE_CHECKING:
+    from fitness.sandbox.zygote import Zygote
 
 VERSION = 1
 MOST_TUNE = 6  # calls that are timed; of more, those with the most GPU time
 MOST_HOLDOUT = 3
 SMALL = 1 << 16  # elements of all tensors of a call, which Triton's interpreter can bear
 ORIGIN = "origin.json"
+TARGET = "sm_90"  # that kernels are recorded for: the plans are those of any
 
 
 @dataclass
@@ -35,14 +39,22 @@ class Made:
 
 
 def make_task(
-    capture: Capture, name: str, folder: Path, reference: tuple[str, str] | None = None, *, launch: bool = False
+    capture: Capture,
+    name: str,
+    folder: Path,
+    reference: tuple[str, str] | None = None,
+    *,
+    launch: bool = False,
+    zygote: Zygote | None = None,
 ) -> Made:
     """Makes `folder` of the kernel or host function of that name.
 
     reference: the text of a Python file, and the function in it that says what is right; without, the kernel itself.
     launch: make the task of the kernel's launch, although there is a host function around it.
+    zygote: for the sandboxed jobs, if one is open already.
     Raises ConfigError or TaskError, which say why no task can be made.
     """
+    from fitness.sandbox.zygote import Zygote
     from fitness.suites.folder import drawable, write_folder
 
     subject = _subject(capture, name, launch)
@@ -60,7 +72,11 @@ def make_task(
     title = f"{subject.name}, as a program called it"
     try:
         write_folder(folder, title, _kernel_file(subject), chosen, capture.folder, _reference(subject, reference))
-        _complete(folder)
+        if zygote is None:
+            with Zygote(TARGET) as own:
+                _complete(folder, own)
+        else:
+            _complete(folder, zygote)
         entry = json.loads((folder / "facts.json").read_text(encoding="utf-8"))["entry"]
         origin = json.dumps(origin_of(subject, usable, entry), indent=1)
         (folder / ORIGIN).write_text(origin + "\n", encoding="utf-8")
@@ -186,7 +202,7 @@ def _reference(subject: CapturedHost, reference: tuple[str, str] | None) -> str:
     return f"{text.rstrip()}{alias}\n\n\nallow_delegation = True\nmin_own_share = 0.0\nlenient = True\n"
 
 
-def _complete(folder: Path) -> None:
+def _complete(folder: Path, zygote: Zygote) -> None:
     """Records the seed kernel, and writes into task.py which arguments it writes to.
 
     Raises TaskError if it cannot be recorded.
@@ -196,7 +212,6 @@ def _complete(folder: Path) -> None:
     from fitness.frontend.target import get_target
     from fitness.gpu import launch_bundle
     from fitness.sandbox.scratch import scratch_folder
-    from fitness.sandbox.zygote import Zygote
     from fitness.suites.check import LIMITS, configurations, written_arguments
     from fitness.suites.folder import write_task
     from fitness.tasks.calls import Calls
@@ -204,12 +219,12 @@ def _complete(folder: Path) -> None:
 
     task = load_task(folder, tried=True)
     calls = Calls(task)
-    target = get_target("sm_90")
+    target = get_target(TARGET)
     for case in task.cases:
         check_arguments(task, case, calls.arguments(case))
     wanted = [{"name": case.name, "args": calls.described()[case.name]} for case in task.cases]
     try:
-        with Zygote(target.spec) as zygote, scratch_folder() as scratch:
+        with scratch_folder() as scratch:
             where: dict[str, Any] = {"zygote": zygote, "target": target.spec, "scratch": scratch, "limits": LIMITS}
             recorded = launch_bundle.record(task.needed_seed, task, wanted, **where)
             compiled = CompiledCandidate(recorded.plans, constants=recorded.constants, layers=recorded.layers)

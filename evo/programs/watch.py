@@ -246,7 +246,10 @@ class Watcher:
         return made or structure(tensor)
 
     def _capturing(self) -> bool:
-        return self.device == "gpu" and torch.cuda.is_current_stream_capturing()
+        """Returns whether launches go into a CUDA graph; asks nothing that would begin to use the GPU."""
+        if self.device != "gpu" or not torch.cuda.is_initialized():
+            return False
+        return torch.cuda.is_current_stream_capturing()
 
     def _returned(self, notes: CallNotes, result: Any) -> None:
         notes.result = structure_of(result)

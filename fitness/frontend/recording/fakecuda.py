@@ -188,13 +188,14 @@ def _torch_cuda(target: Target, recorder: Refusing) -> dict[str, Any]:
         clock_rate=int(target.clock_hz / 1000),
     )
 
-    def unsupported(what: str) -> Callable[..., NoReturn]:
-        def refuse(*_: Any, **__: Any) -> NoReturn:
-            raise recorder.fail(
-                Verdict.UNSUPPORTED, f"torch.cuda.{what} has no place in a candidate; launch and return"
-            )
+    def unsupported(what: str) -> type:
+        class Refused:  # a class, as annotations and checks of instances need one
+            def __new__(cls, *_: Any, **__: Any) -> NoReturn:
+                raise recorder.fail(
+                    Verdict.UNSUPPORTED, f"torch.cuda.{what} has no place in a candidate; launch and return"
+                )
 
-        return refuse
+        return Refused
 
     return {
         "is_available": lambda: True,
