@@ -193,13 +193,13 @@ def test_shares_of_answers_and_what_each_kind_is() -> None:
         assert name_of(answer.source or "") != name_of(SEED)
 
 
-def test_a_kernel_that_an_answer_broke_is_mended_half_of_the_time() -> None:
+def test_a_change_that_broke_a_kernel_is_undone_half_of_the_time() -> None:
     model = FixedModel(0)
     broken = next(a for n in range(60) if (a := model.answer(chat("<CODE>", SHINKA), n)).kind == "wrong").source or ""
     messages = chat("<CODE>", f"# Incorrect Program to Fix\n\n{block(marked(broken))}\n")
     again = [model.answer(messages, number) for number in range(40)]
-    mended = [a for a in again if a.kind == "mend"]
-    assert 10 < len(mended) < 30 and {name_of(a.source or "") for a in mended} == {name_of(SEED)}
+    undone = [a for a in again if a.kind == "undo"]
+    assert 10 < len(undone) < 30 and {name_of(a.source or "") for a in undone} == {name_of(SEED)}
 
 
 # --- the engines' own templates and readers --------------------------------------------------------------------------
