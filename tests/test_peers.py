@@ -320,12 +320,13 @@ def test_losses_of_a_run_that_was_killed(tmp_path: Path) -> None:
     (folder / "initial.py").write_text("seed = 1\n")
     first = name_of("seed = 1\n")
 
-    def evaluated(kernel: str, speedup: float) -> list[dict[str, Any]]:
-        end = {"event": "end", "id": kernel, "verdict": "ok", "speedup": speedup}
+    def evaluated(kernel: str, speedup: float, verdict: str = "ok") -> list[dict[str, Any]]:
+        end = {"event": "end", "id": kernel, "verdict": verdict, "speedup": speedup}
         return [{"event": "begin", "id": kernel}, end]
 
     events = [
-        *evaluated(first, 1.0), *evaluated("k1", 3.0), *evaluated("k2", 2.0), {"event": "begin", "id": "k3"},
+        *evaluated(first, 1.0), *evaluated("k1", 3.0), *evaluated("k2", 2.0),
+        *evaluated("k4", 0.0, "wrong"), {"event": "begin", "id": "k3"},
         {"event": "killed", "answers": 4}, *evaluated("k2", 2.0), *evaluated("k3", 1.0),
     ]  # fmt: skip
     for name, lines in ((collect.EVALUATIONS, events), (collect.ANSWERS, [{}] * 6)):
