@@ -99,8 +99,9 @@ def killed_row(folder: Path) -> Row:
     """A run that was killed: what it knew before, and what of that was lost or made again.
 
     `answers_before`: answers until the kill.  `kernels_before`: of these, right kernels, and the one whose evaluation
-    was in flight; engines may forget wrong ones at any time.  `kernels_lost`: those that the engine does not know at its end.  `answers_after`: answers after
-    the restart.  `evaluated_again`: evaluations after the restart of what was evaluated before.
+    was in flight; engines may forget wrong ones at any time.  `kernels_lost`: those that the engine does not know at
+    its end.  `answers_after`: answers after the restart.  `evaluated_again`: evaluations after the restart of what was
+    evaluated before.
     """
     answers, events = lines(folder / ANSWERS), lines(folder / EVALUATIONS)
     at = next(i for i, event in enumerate(events) if event["event"] == "killed")
