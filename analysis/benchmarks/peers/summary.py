@@ -1,7 +1,7 @@
 """Compares the engines: tables in Markdown, figures as PNG, all numbers as JSON.
 
-`write` reads the runs below a folder and writes their rows to `proposals.parquet`, `runs.json` and `killed.json`.  If the
-folder has no runs it reads these files: a committed folder gives its tables again.  A seed of a task counts if every
+`write` reads the runs below a folder and writes their rows to `proposals.parquet`, `runs.json` and `killed.json`.  If
+it has no runs it reads these files: a committed folder gives its tables again.  A seed of a task counts if every
 engine has finished it.  Tasks are the units: seeds are averaged within a task, as logarithms of the best speedup.
 """
 
