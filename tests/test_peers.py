@@ -343,3 +343,14 @@ def test_settings_of_a_folder_stay(tmp_path: Path) -> None:
     summary.keep_settings(tmp_path, {"proposals": 4, "gpus": "none"})
     with pytest.raises(ConfigError, match="name another folder"):
         summary.keep_settings(tmp_path, {"proposals": 5, "gpus": "none"})
+
+
+def test_the_committed_rows_give_the_committed_tables(tmp_path: Path) -> None:
+    committed = Path(__file__).parents[1] / "runs" / "reference" / "peers"
+    for path in committed.glob("*.*"):
+        if path.suffix in (".json", ".parquet"):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    text = summary.write(tmp_path, tmp_path)
+    assert text == (committed / "tables.md").read_text(encoding="utf-8")
+    assert (tmp_path / "summary.json").read_bytes() == (committed / "summary.json").read_bytes()
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
