@@ -281,7 +281,7 @@ SOME = [
 
 
 def test_tasks_are_the_units_of_the_comparison() -> None:
-    curves = summary.curves_of(SOME)
+    curves = summary.curves_of(summary.complete(SOME))
     assert curves["other"]["a"] == [[1.0, 2.0]], "a seed counts if all engines have it"
     evo, other = summary.standings(curves)
     assert (evo.engine, other.engine) == ("evo", "other")
@@ -292,7 +292,7 @@ def test_tasks_are_the_units_of_the_comparison() -> None:
     assert pair.ratio == pytest.approx(math.sqrt(2)) and (pair.ahead, pair.equal, pair.behind) == (1, 1, 0)
     assert pair.ci95[0] == pytest.approx(1.0) and pair.ci95[1] == pytest.approx(2.0) and pair.p == 1.0
     with pytest.raises(ConfigError, match="every engine has finished"):
-        summary.curves_of([*rows("evo", "a", 0, 1.0), *rows("other", "b", 0, 1.0)])
+        summary.curves_of(summary.complete([*rows("evo", "a", 0, 1.0), *rows("other", "b", 0, 1.0)]))
 
 
 def test_an_answer_counts_once_its_kernel_was_evaluated() -> None:

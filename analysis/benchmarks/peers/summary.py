@@ -59,23 +59,31 @@ class Pairing:
 
 
 def curves_of(rows: Sequence[Row]) -> dict[str, dict[str, list[list[float]]]]:
-    """Best-so-far curves of each engine and task, of the seeds that all engines have.  Raises ConfigError for none."""
+    """Best-so-far curves of each engine and task.  Raises ConfigError without rows."""
     by_run: dict[tuple[str, str, int], list[float]] = {}
     for row in sorted(rows, key=lambda r: int(r["proposal"])):
         by_run.setdefault((row["engine"], row["task"], row["seed"]), []).append(row["best"])
     engines = sorted({key[0] for key in by_run}, key=lambda name: (name != FIRST, name))
     blocks = sorted({key[1:] for key in by_run})
-    complete = [b for b in blocks if all((engine, *b) in by_run for engine in engines)]
-    if not complete:
+    if not blocks:
         raise ConfigError("expected a task and seed that every engine has finished, got none; make the runs first")
     length = max(map(len, by_run.values()))
     found: dict[str, dict[str, list[list[float]]]] = {engine: {} for engine in engines}
     for engine in engines:
-        for task, seed in complete:
+        for task, seed in blocks:
             curve = by_run[engine, task, seed]
             padded = curve + curve[-1:] * (length - len(curve))  # an engine that ended earlier
             found[engine].setdefault(task, []).append(padded)
     return found
+
+
+def complete(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the tasks and seeds that every engine has finished."""
+    engines = {row["engine"] for row in rows}
+    found: dict[tuple[str, int], set[str]] = {}
+    for row in rows:
+        found.setdefault((row["task"], row["seed"]), set()).add(row["engine"])
+    return [row for row in rows if found[row["task"], row["seed"]] == engines]
 
 
 def standings(curves: Curves) -> list[Standing]:
@@ -153,6 +161,7 @@ def write(out: Path, results: Path) -> str:
     settings = json.loads((out / SETTINGS).read_text(encoding="utf-8"))
     if (out / "runs").exists():
         rows, runs, killed = collect(out / "runs", settings)
+        rows, runs = complete(rows), complete(runs)
         curves_of(rows)  # raises ConfigError if there is nothing to compare yet
         results.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows), results / "proposals.parquet")
