@@ -193,13 +193,13 @@ def test_shares_of_answers_and_what_each_kind_is() -> None:
         assert name_of(answer.source or "") != name_of(SEED)
 
 
-def test_a_kernel_that_an_answer_broke_is_mended_half_of_the_time() -> None:
+def test_a_change_that_broke_a_kernel_is_undone_half_of_the_time() -> None:
     model = FixedModel(0)
     broken = next(a for n in range(60) if (a := model.answer(chat("<CODE>", SHINKA), n)).kind == "wrong").source or ""
     messages = chat("<CODE>", f"# Incorrect Program to Fix\n\n{block(marked(broken))}\n")
     again = [model.answer(messages, number) for number in range(40)]
-    mended = [a for a in again if a.kind == "mend"]
-    assert 10 < len(mended) < 30 and {name_of(a.source or "") for a in mended} == {name_of(SEED)}
+    undone = [a for a in again if a.kind == "undo"]
+    assert 10 < len(undone) < 30 and {name_of(a.source or "") for a in undone} == {name_of(SEED)}
 
 
 # --- the engines' own templates and readers --------------------------------------------------------------------------
@@ -281,7 +281,7 @@ SOME = [
 
 
 def test_tasks_are_the_units_of_the_comparison() -> None:
-    curves = summary.curves_of(SOME)
+    curves = summary.curves_of(summary.complete(SOME))
     assert curves["other"]["a"] == [[1.0, 2.0]], "a seed counts if all engines have it"
     evo, other = summary.standings(curves)
     assert (evo.engine, other.engine) == ("evo", "other")
@@ -292,7 +292,7 @@ def test_tasks_are_the_units_of_the_comparison() -> None:
     assert pair.ratio == pytest.approx(math.sqrt(2)) and (pair.ahead, pair.equal, pair.behind) == (1, 1, 0)
     assert pair.ci95[0] == pytest.approx(1.0) and pair.ci95[1] == pytest.approx(2.0) and pair.p == 1.0
     with pytest.raises(ConfigError, match="every engine has finished"):
-        summary.curves_of([*rows("evo", "a", 0, 1.0), *rows("other", "b", 0, 1.0)])
+        summary.curves_of(summary.complete([*rows("evo", "a", 0, 1.0), *rows("other", "b", 0, 1.0)]))
 
 
 def test_an_answer_counts_once_its_kernel_was_evaluated() -> None:
@@ -320,12 +320,13 @@ def test_losses_of_a_run_that_was_killed(tmp_path: Path) -> None:
     (folder / "initial.py").write_text("seed = 1\n")
     first = name_of("seed = 1\n")
 
-    def evaluated(kernel: str, speedup: float) -> list[dict[str, Any]]:
-        end = {"event": "end", "id": kernel, "verdict": "ok", "speedup": speedup}
+    def evaluated(kernel: str, speedup: float, verdict: str = "ok") -> list[dict[str, Any]]:
+        end = {"event": "end", "id": kernel, "verdict": verdict, "speedup": speedup}
         return [{"event": "begin", "id": kernel}, end]
 
     events = [
-        *evaluated(first, 1.0), *evaluated("k1", 3.0), *evaluated("k2", 2.0), {"event": "begin", "id": "k3"},
+        *evaluated(first, 1.0), *evaluated("k1", 3.0), *evaluated("k2", 2.0),
+        *evaluated("k4", 0.0, "wrong"), {"event": "begin", "id": "k3"},
         {"event": "killed", "answers": 4}, *evaluated("k2", 2.0), *evaluated("k3", 1.0),
     ]  # fmt: skip
     for name, lines in ((collect.EVALUATIONS, events), (collect.ANSWERS, [{}] * 6)):
@@ -342,3 +343,14 @@ def test_settings_of_a_folder_stay(tmp_path: Path) -> None:
     summary.keep_settings(tmp_path, {"proposals": 4, "gpus": "none"})
     with pytest.raises(ConfigError, match="name another folder"):
         summary.keep_settings(tmp_path, {"proposals": 5, "gpus": "none"})
+
+
+def test_the_committed_rows_give_the_committed_tables(tmp_path: Path) -> None:
+    committed = Path(__file__).parents[1] / "runs" / "reference" / "peers"
+    for path in committed.glob("*.*"):
+        if path.suffix in (".json", ".parquet"):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    text = summary.write(tmp_path, tmp_path)
+    assert text == (committed / "tables.md").read_text(encoding="utf-8")
+    assert (tmp_path / "summary.json").read_bytes() == (committed / "summary.json").read_bytes()
+    assert (tmp_path / "curves.png").stat().st_size > 10_000

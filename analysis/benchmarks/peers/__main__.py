@@ -30,12 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="runs at once (default: 1)")
     parser.add_argument("--python", type=Path, help="of the peers' environment (default: .venv-peers/bin/python)")
     parser.add_argument("--no-kills", action="store_true", help="leave the test of kill -9 out")
+    parser.add_argument("--results", type=Path, help="where the summary is written (default: --out)")
     parser.add_argument("--only-summary", action="store_true", help="make no runs")
     given = parser.parse_args(arguments)
     try:
         if not given.only_summary:
             _make(given)
-        print(summary.write(given.out))
+        print(summary.write(given.out, given.results or given.out))
     except EvoError as error:
         print(f"peers: {error}", file=sys.stderr)
         return 2

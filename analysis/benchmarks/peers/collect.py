@@ -98,15 +98,17 @@ def run_row(folder: Path, count: int) -> Row:
 def killed_row(folder: Path) -> Row:
     """A run that was killed: what it knew before, and what of that was lost or made again.
 
-    `answers_before`: answers until the kill.  `kernels_before`: of these, kernels whose evaluation had begun, the one
-    in flight included.  `kernels_lost`: those that the engine does not know at its end.  `answers_after`: answers after
-    the restart.  `evaluated_again`: evaluations after the restart of what was evaluated before.
+    `answers_before`: answers until the kill.  `kernels_before`: of these, right kernels, and the one whose evaluation
+    was in flight; engines may forget wrong ones at any time.  `kernels_lost`: those that the engine does not know at
+    its end.  `answers_after`: answers after the restart.  `evaluated_again`: evaluations after the restart of what was
+    evaluated before.
     """
     answers, events = lines(folder / ANSWERS), lines(folder / EVALUATIONS)
     at = next(i for i, event in enumerate(events) if event["event"] == "killed")
     first = name_of((folder / "initial.py").read_text(encoding="utf-8"))
     before = {e["id"] for e in events[:at] if e["event"] == "begin"} - {first}
-    ended = {e["id"] for e in events[:at] if e["event"] == "end"}
+    ended = {e["id"]: e["verdict"] for e in events[:at] if e["event"] == "end"}
+    before = {kernel for kernel in before if ended.get(kernel, "ok") == "ok"}
     again = [e["id"] for e in events[at + 1 :] if e["event"] == "begin" and e["id"] in ended]
     speedups = {e["id"]: e["speedup"] for e in events if e["event"] == "end"}
     known = set(json.loads((folder / KNOWN).read_text(encoding="utf-8")))
@@ -116,7 +118,7 @@ def killed_row(folder: Path) -> Row:
         "kernels_before": len(before),
         "kernels_lost": len(before - known),
         "evaluated_again": len(again),
-        "best_before": max([1.0, *(speedups.get(kernel, 0.0) for kernel in before & ended)]),
+        "best_before": max([1.0, *(speedups.get(kernel, 0.0) for kernel in before & ended.keys())]),
         "best_known": max([1.0, *(speedups.get(kernel, 0.0) for kernel in known)]),
     }
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 EVALUATIONS = "evaluations.jsonl"
-HOLD = "hold"  # while this file is in a run's folder, evaluations wait: the run is to be killed within one
+HOLD = "hold"  # while a run's folder has this file, evaluations wait to be killed
 
 
 class LoggedClient:
@@ -112,5 +112,5 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines; none if there is no file."""
+    """The records of a file of JSON lines; none if it does not exist."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []

@@ -27,12 +27,13 @@ LEFT_OUT = ("add_autotune", "more_configs")
 
 @dataclass(frozen=True)
 class Habits:
-    """Shares of the kinds of answers, and delays.
+    """Counts of the kinds in a hundred answers, and delays.
 
-    Of a hundred answers that many are a structural rewrite, another number of a launch, a kernel with a fault, a file
-    that is no Python, a text without code, and a text that ends in the middle.  mends: of a hundred prompts about a
-    kernel that an answer broke, those whose answer undoes it.  combines: of a hundred prompts with two kernels, those
-    whose answer combines them.  Delays are exponential with this mean; one in twenty takes ten times as long.
+    rewrite: a structural rewrite.  parameter: another number of a launch.  wrong: a kernel with a fault.  syntax: a
+    file that Python cannot read.  prose: a text without code.  cut: a text that ends in the middle.
+    undo: of a hundred prompts about a kernel that an answer broke, those whose answer undoes it.
+    combine: of a hundred prompts with two kernels, those whose answer combines them.
+    Delays are exponential with this mean; one in twenty takes ten times as long.
     """
 
     rewrite: int = 40
@@ -41,8 +42,8 @@ class Habits:
     syntax: int = 5
     prose: int = 5
     cut: int = 4
-    mends: int = 50
-    combines: int = 50
+    undo: int = 50
+    combine: int = 50
     mean_delay_s: float = 0.02
 
 
@@ -90,9 +91,9 @@ class FixedModel:
     def _change(self, question: Question, rng: random.Random) -> tuple[str, str, str | None]:
         """The kind of an answer, a line about it, and the new kernel."""
         broken, habits = self._broken.get(name_of(question.source)), self._habits
-        if rng.randrange(100) < habits.mends and broken is not None:
-            return "mend", "Undo the last change, which broke the kernel.", broken
-        combines = rng.randrange(100) < habits.combines and question.other is not None
+        if rng.randrange(100) < habits.undo and broken is not None:
+            return "undo", "Undo the last change, which broke the kernel.", broken
+        combines = rng.randrange(100) < habits.combine and question.other is not None
         if combines and (found := _combined(question, rng)) is not None:
             return "combine", *found
         kinds = ("rewrite", "parameter", "wrong", "syntax", "prose", "cut")

@@ -1,7 +1,7 @@
 """Makes the runs of the comparison: a service that evaluates, and for each run a model server and an engine's process.
 
-A run's folder has `run.json` (its settings), `answers.jsonl` (each answer of the model), `evaluations.jsonl` (what the
-engine asked the service), the engine's own files, and at the end `done.json`.  With `done.json` it is not made again.
+A run's folder has `run.json` (its settings) and the engine's own files.  `answers.jsonl` has each answer of the model,
+`evaluations.jsonl` what the engine asked the service.  `done.json` comes at the end; a run that has it is kept.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from fitness.tasks.task import BUILTIN_TASKS
 
 ROOT = Path(__file__).parents[3]
 ANSWERS, DONE, LOG = "answers.jsonl", "done.json", "engine.log"
-RUN_LIMIT_S = 3600.0  # an engine that takes longer hangs
-QUIET_S = 1.0  # how long no evaluation may be under way before an engine that has its answers is ended
+RUN_LIMIT_S = 3600.0  # an engine that takes longer hangs.
+QUIET_S = 1.0  # how long no evaluation may run before an engine with all its answers is ended.
 HELD_S = 30.0  # an engine evaluates an answer that soon, or it did not read it
 
 
@@ -137,15 +137,15 @@ class _Host:
     run: Run
     folder: Path
     habits: Habits
-    cpu: list[float] = field(default_factory=list)  # of the engine's processes, when each request came
+    cpu: list[float] = field(default_factory=list)  # of the engine's processes, when each request came.
     killed: bool = False
     process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
         self._model = FixedModel(self.run.seed, self.habits)
         self._lock, self._answers = threading.Lock(), 0
-        self._killing = threading.Event()  # the answer was given that the engine is not to survive
-        self._enough = threading.Event()  # one request more than there are proposals has come
+        self._killing = threading.Event()  # the engine is to be killed.
+        self._enough = threading.Event()  # one request more than the proposals has come.
         self._over = threading.Event()
         self._endpoint = Endpoint(self._reply)
         self.url = self._endpoint.url
@@ -264,7 +264,7 @@ def cpu_seconds(session: int) -> float:
 
 
 def find_python(given: Path | None) -> str:
-    """The interpreter of the peers' environment.  Raises ConfigError if there is none."""
+    """The interpreter of the peers' environment.  Raises ConfigError if it does not exist."""
     path = given or ROOT / ".venv-peers" / "bin" / "python"
     if not path.exists():
         raise ConfigError(f"expected the peers' environment at {path}, got none; run `make peers`, or give --python")

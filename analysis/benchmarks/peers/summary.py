@@ -1,7 +1,7 @@
 """Compares the engines: tables in Markdown, figures as PNG, all numbers as JSON.
 
-`write(DIR)` reads the runs below DIR and writes their rows to `proposals.parquet`, `runs.json` and `killed.json`.  In a
-folder without runs it reads these files: a committed folder gives its tables again.  A seed of a task counts if every
+`write` reads the runs below a folder and writes their rows to `proposals.parquet`, `runs.json` and `killed.json`.  If
+it has no runs it reads these files: a committed folder gives its tables again.  A seed of a task counts if every
 engine has finished it.  Tasks are the units: seeds are averaged within a task, as logarithms of the best speedup.
 """
 
@@ -59,23 +59,31 @@ class Pairing:
 
 
 def curves_of(rows: Sequence[Row]) -> dict[str, dict[str, list[list[float]]]]:
-    """Best-so-far curves of each engine and task, of the seeds that all engines have.  Raises ConfigError for none."""
+    """Best-so-far curves of each engine and task.  Raises ConfigError without rows."""
     by_run: dict[tuple[str, str, int], list[float]] = {}
     for row in sorted(rows, key=lambda r: int(r["proposal"])):
         by_run.setdefault((row["engine"], row["task"], row["seed"]), []).append(row["best"])
     engines = sorted({key[0] for key in by_run}, key=lambda name: (name != FIRST, name))
     blocks = sorted({key[1:] for key in by_run})
-    complete = [b for b in blocks if all((engine, *b) in by_run for engine in engines)]
-    if not complete:
+    if not blocks:
         raise ConfigError("expected a task and seed that every engine has finished, got none; make the runs first")
     length = max(map(len, by_run.values()))
     found: dict[str, dict[str, list[list[float]]]] = {engine: {} for engine in engines}
     for engine in engines:
-        for task, seed in complete:
+        for task, seed in blocks:
             curve = by_run[engine, task, seed]
             padded = curve + curve[-1:] * (length - len(curve))  # an engine that ended earlier
             found[engine].setdefault(task, []).append(padded)
     return found
+
+
+def complete(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the tasks and seeds that every engine has finished."""
+    engines = {row["engine"] for row in rows}
+    found: dict[tuple[str, int], set[str]] = {}
+    for row in rows:
+        found.setdefault((row["task"], row["seed"]), set()).add(row["engine"])
+    return [row for row in rows if found[row["task"], row["seed"]] == engines]
 
 
 def standings(curves: Curves) -> list[Standing]:
@@ -143,8 +151,8 @@ def keep_settings(out: Path, settings: Mapping[str, Any]) -> None:
     _write_json(path, settings)
 
 
-def write(out: Path) -> str:
-    """Writes all files of the summary into the folder and returns the tables."""
+def write(out: Path, results: Path) -> str:
+    """Writes all files of the summary of the runs in `out` into `results` and returns the tables."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -153,16 +161,19 @@ def write(out: Path) -> str:
     settings = json.loads((out / SETTINGS).read_text(encoding="utf-8"))
     if (out / "runs").exists():
         rows, runs, killed = collect(out / "runs", settings)
-        if rows:
-            pq.write_table(pa.Table.from_pylist(rows), out / "proposals.parquet")
-        _write_json(out / "runs.json", runs)
-        _write_json(out / "killed.json", killed)
+        rows, runs = complete(rows), complete(runs)
+        curves_of(rows)  # raises ConfigError if there is nothing to compare yet
+        results.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(rows), results / "proposals.parquet")
+        _write_json(results / SETTINGS, settings)
+        _write_json(results / "runs.json", runs)
+        _write_json(results / "killed.json", killed)
     else:
         rows = pq.read_table(out / "proposals.parquet").to_pylist()
         runs, killed = (json.loads((out / f"{name}.json").read_text(encoding="utf-8")) for name in ("runs", "killed"))
     curves = curves_of(rows)
     found, pairs = standings(curves), pairings(curves)
-    _write_json(out / "summary.json", {"standings": [*map(asdict, found)], "pairings": [*map(asdict, pairs)]})
+    _write_json(results / "summary.json", {"standings": [*map(asdict, found)], "pairings": [*map(asdict, pairs)]})
     kind = "estimated" if settings["gpus"] == "none" else "measured"
     texts = [
         results_table(curves, found, kind),
@@ -172,8 +183,8 @@ def write(out: Path) -> str:
         answers_table(rows),
     ]
     text = "\n".join([*texts, killed_table(killed)] if killed else texts)
-    (out / "tables.md").write_text(text, encoding="utf-8")
-    draw(curves, out / "curves.png", kind)
+    (results / "tables.md").write_text(text, encoding="utf-8")
+    draw(curves, results / "curves.png", kind)
     return text
 
 
