@@ -169,6 +169,13 @@ def accesses(kernel: ast.AST) -> Iterator[ast.Call]:
     return (call for call in calls(kernel, "tl.load", "tl.store", "tl.atomic_add") if call.args)
 
 
+def axes_of(kernel: ast.AST) -> Iterator[ast.expr]:
+    """The axes of the grid whose program numbers a kernel asks for."""
+    for call in calls(kernel, "tl.program_id"):
+        found = keyword(call, "axis")
+        yield found.value if found else call.args[0]
+
+
 def mask_of(call: ast.Call) -> ast.expr | None:
     """The mask of an access, by its keyword or its position."""
     found = keyword(call, "mask")
@@ -493,7 +500,7 @@ def constant_coarse(text: Text) -> Iterator[list[Edit]]:
 def axes_swapped(text: Text) -> Iterator[list[Edit]]:
     """Two axes of the grid change places, in a kernel or in the grid."""
     for kernel in text.kernels:
-        found = {text.of(c.args[0]): c.args[0] for c in calls(kernel, "tl.program_id")}
+        found = {text.of(axis): axis for axis in axes_of(kernel)}
         for first, second in itertools.combinations(sorted(found), 2):
             yield [text.swap(found[first], second), text.swap(found[second], first)]
     for grid in _grids(text):
@@ -598,7 +605,7 @@ def _wrong_if(text: Text, conditions: Sequence[str]) -> Iterator[list[Edit]]:
 def wrong_program(text: Text) -> Iterator[list[Edit]]:
     """Programs from some number on leave at once."""
     for kernel in text.kernels:
-        axes = sorted({text.of(c.args[0]) for c in calls(kernel, "tl.program_id")})
+        axes = sorted({text.of(axis) for axis in axes_of(kernel)})
         for axis, bound in itertools.product(axes, SOME_PROGRAMS):
             yield [text.before(kernel.body[0], f"if tl.program_id({axis}) > {bound}:\n        return")]
 
@@ -737,21 +744,28 @@ def atomic_lost(text: Text) -> Iterator[list[Edit]]:
 def mutants(kernel: RightKernel, operator: str) -> Iterator[Variant]:
     """Yields all mutants of a kernel by one operator, in the order of the places."""
     text = Text(kernel.source)
-    known = {candidate_id(kernel.source)}
-    for edits in OPERATORS[operator](text):
-        new = text.edited(edits)
-        if candidate_id(new) not in known and _is_python(new):
-            known.add(candidate_id(new))
-            yield _variant(kernel, operator, new, text.line(edits))
+    return _made(((kernel, text, edits) for edits in OPERATORS[operator](text)), operator)
 
 
 def wrong_kernels(kernels: Sequence[RightKernel], count: int, seed: int = 0) -> list[Variant]:
     """`count` mutants of the kernels of one task (fewer if there are not as many): of each operator in turn."""
+    texts = [Text(kernel.source) for kernel in kernels]
     by_operator = []
-    for name in OPERATORS:
-        found = [v for kernel in kernels for v in mutants(kernel, name)]
-        by_operator.append(_shuffled(found, f"{seed} {_task(kernels)} {name}"))
+    for name, operator in OPERATORS.items():
+        places = [(k, text, edits) for k, text in zip(kernels, texts, strict=True) for edits in operator(text)]
+        by_operator.append(_made(_shuffled(places, f"{seed} {_task(kernels)} {name}"), name))
     return _first(_in_turn(_shuffled(by_operator, f"{seed} {_task(kernels)}")), count, kernels)
+
+
+def _made(places: Iterable[tuple[RightKernel, Text, list[Edit]]], operator: str) -> Iterator[Variant]:
+    """Yields the mutants at these places that are Python and differ from each other and from their kernel."""
+    known = set[str]()
+    for kernel, text, edits in places:
+        new = text.edited(edits)
+        id = candidate_id(new)
+        if id not in known and id != candidate_id(kernel.source) and _is_python(new):
+            known.add(id)
+            yield _variant(kernel, operator, new, text.line(edits))
 
 
 def right_kernels(kernels: Sequence[RightKernel], count: int, seed: int = 0) -> list[Variant]:
@@ -812,7 +826,7 @@ def _shuffled(items: Sequence[T], key: str) -> list[T]:
     return random.Random(hashlib.sha256(key.encode()).digest()).sample(list(items), len(items))
 
 
-def _in_turn(groups: Iterable[Sequence[T]]) -> Iterator[T]:
+def _in_turn(groups: Iterable[Iterable[T]]) -> Iterator[T]:
     """The first of each group, then the second of each, and so on."""
     for row in itertools.zip_longest(*groups):
         yield from (item for item in row if item is not None)

@@ -36,7 +36,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -186,7 +186,7 @@ def on_cpu() -> Iterator[None]:
             kwargs = dict(kwargs or {})
             if function is Tensor.cuda:
                 return args[0]
-            if function is Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+            if function == Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
                 return True
             if function is Tensor.to:
                 args = (args[0], *(placed(a) if isinstance(a, (str, device)) else a for a in args[1:]))
@@ -196,6 +196,27 @@ def on_cpu() -> Iterator[None]:
 
     with OnCpu():
         yield
+
+
+def _choose_first_configurations() -> None:
+    """Makes `triton.autotune` take the first configuration: without a GPU, Triton cannot even make an autotuner."""
+    import triton
+    from triton.runtime.jit import KernelInterface
+
+    class FirstConfiguration(KernelInterface):  # type: ignore[misc, type-arg]
+        def __init__(self, kernel: Any, settings: Mapping[str, Any]) -> None:
+            self.fn, self._settings = kernel, settings
+
+        def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            return self.fn.run(*args, grid=grid, warmup=warmup, **{**self._settings, **kwargs})
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.fn, name)
+
+    def autotune(configs: Sequence[Any], *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        return lambda kernel: FirstConfiguration(kernel, configs[0].kwargs)
+
+    triton.autotune = autotune
 
 
 class Lab:
@@ -208,7 +229,11 @@ class Lab:
         self.watch = AccessWatch() if device == "interpret" else None
         if self.watch is not None:
             device_facts: Any = lambda *_: SimpleNamespace(multi_processor_count=MULTIPROCESSORS)  # noqa: E731
+            nowhere: Any = lambda *_: nullcontext()  # noqa: E731
             torch.cuda.get_device_properties = device_facts
+            torch.cuda.device = torch.cuda.device_of = nowhere  # type: ignore[assignment, misc]
+            torch.cuda.synchronize = lambda *_: None
+            _choose_first_configurations()
         torch.use_deterministic_algorithms(True, warn_only=True)  # for the next line: empty memory is filled with NaN
         memory: Any = torch.utils.deterministic
         memory.fill_uninitialized_memory = True
@@ -223,11 +248,10 @@ class Lab:
         """Tries a kernel at a place: returns the first inputs at which it is wrong, or the worst of those tried."""
         _, name, place, source = job
         begin = time.perf_counter()
-        with on_cpu() if self.watch is not None else nullcontext():
-            if place in peer_checks.RULES:
-                found = self._by_rule(name, place, source)
-            else:
-                found = self._at(name, place, source, begin + soft_s)
+        if place in peer_checks.RULES:
+            found = self._by_rule(name, place, source)
+        else:
+            found = self._at(name, place, source, begin + soft_s)
         return {**_known(job), **found, "seconds": round(time.perf_counter() - begin, 3)}
 
     def _at(self, name: str, place: str, source: str, until: float) -> Answer:
@@ -264,8 +288,9 @@ class Lab:
                 self._kernelbench(task, source)
             else:
                 tests = tests_of(Path(name)).read_text(encoding="utf-8")
-                self._scripts.check(task.needed_seed, source, tests, values=rule == peer_checks.TESTS)
-                self._wait()
+                with self._own_code():
+                    self._scripts.check(task.needed_seed, source, tests, values=rule == peer_checks.TESTS)
+                    self._wait()
             return {"status": "accepted"}
         except (MemoryError, torch.OutOfMemoryError) as error:
             return {"status": "unfinished", "message": str(error)[:500]}
@@ -297,8 +322,9 @@ class Lab:
 
     def _outputs(self, task: Task, entry: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
         """Returns what an entry returns, then the arguments that it writes."""
-        result = entry(*arguments)
-        self._wait()
+        with self._own_code():
+            result = entry(*arguments)
+            self._wait()
         outputs = list(result) if isinstance(result, (tuple, list)) else [] if result is None else [result]
         return [*outputs, *(arguments[i] for i in task.written if arguments[i] is not None)]
 
@@ -320,8 +346,13 @@ class Lab:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        with self._own_code():
+            spec.loader.exec_module(module)
         return module
+
+    def _own_code(self) -> AbstractContextManager[None]:
+        """Around a kernel's own Python."""
+        return nullcontext() if self.watch is None else on_cpu()
 
     def _once(self, task: Task, entry: Callable[..., Any], case: Case, variant: str) -> Answer:
         from fitness.verify import oracle
@@ -443,7 +474,7 @@ def _bits(expected: Any) -> int:
 
     if expected is None:
         return 0
-    return sum(int(o.contiguous().view(torch.uint8).sum(dtype=torch.int64)) for o in expected.outputs)
+    return sum(int(o.contiguous().reshape(-1).view(torch.uint8).sum(dtype=torch.int64)) for o in expected.outputs)
 
 
 def error_of(expected: Any, outputs: Sequence[Any]) -> float:
