@@ -76,7 +76,7 @@ def tritonbench(checkout: Path, folder: Path, *, gpu: bool, jobs: int, say: Say)
     """Returns kernels of TritonBench-G, with task folders in `folder`.
 
     gpu: whether tasks are checked on a GPU, at the sizes that the suite times; else at those of its tests.  What was
-    checked before is not checked again.  Raises ConfigError if it is no checkout.
+    checked before is not checked again.  Raises ConfigError for a folder that is not a checkout.
     """
     from evo.campaign.suite import SuiteSelection, outcomes
     from fitness.suites.tritonbench import sources
@@ -113,7 +113,7 @@ def tests_of(task: Path) -> Path:
 def kernelbench(checkout: Path, folder: Path, say: Say) -> list[RightKernel]:
     """Returns evo's seed kernels for one problem of each pattern of kernels, with task folders in `folder`.
 
-    Raises ConfigError if it is no checkout.
+    Raises ConfigError for a folder that is not a checkout.
     """
     from fitness.suites.kernelbench.checkout import sources
     from fitness.suites.kernelbench.seeds import FAMILIES, seed_kernel

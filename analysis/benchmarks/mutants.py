@@ -40,7 +40,7 @@ Edit = tuple[int, int, str]  # first byte, byte after the last, new text
 class RightKernel:
     """A kernel that is right, from which mutants and rewrites are made.
 
-    task: what `load_task` takes: the name of a built-in task, or a folder.  group: where the kernel is from.
+    task: what `load_task` takes: the name of a built-in task, or a folder.  group: one of `kernel_sets.GROUPS`.
     """
 
     task: str
