@@ -44,7 +44,7 @@ def reported_error(raw: Any) -> JobError:
 class Limits:
     """What one job may use.
 
-    wall_s: seconds after which a job that does next to nothing is ended.  A job that is busy or waits for a CPU may take
+    wall_s: seconds after which a job that does next to nothing is ended.  One that is busy or waits for a CPU may take
     PATIENCE times as long: a verdict must not depend on how busy the machine is.  A job with the GPU may not.
     cpu_s: CPU seconds of each of its processes.
     """
