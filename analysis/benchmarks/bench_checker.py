@@ -35,8 +35,8 @@ from analysis.benchmarks.witnesses import DEVICES, PLACES_OF, WRONG, Answer, obs
 from evo.core.errors import EvoError
 
 # Of each task with kernels of a group.
-MUTANTS: Mapping[str, int] = {"built-in": 45, "tritonbench-g": 24, "kernelbench": 24, "answers": 24}
-REWRITES: Mapping[str, int] = {"built-in": 10, "tritonbench-g": 3, "kernelbench": 3, "answers": 3}
+MUTANTS: Mapping[str, int] = {"built-in": 45, "tritonbench-g": 20, "kernelbench": 20, "answers": 20}
+REWRITES: Mapping[str, int] = {"built-in": 10, "tritonbench-g": 2, "kernelbench": 2, "answers": 2}
 EVALUATORS = {"interpret": "cpu", "cuda": "gpu"}
 # The class of a mutant is the first place at which it is wrong: each evaluator's own sizes come first.
 CLASSES = {"cpu": ("cpu", "gpu", "elsewhere"), "gpu": ("gpu", "cpu", "elsewhere")}
@@ -461,11 +461,12 @@ def variants_of(found: Sequence[RightKernel], seed: int, limit: int | None) -> t
 
 def run(folder: Folder, wrong: Sequence[Variant], right: Sequence[Variant], device: str, jobs: int) -> None:
     """Everything that is not done yet on a device."""
-    find_witnesses(folder, [*right, *wrong], device, jobs)
-    chosen_wrong, chosen_right = usable(folder, wrong, right)
+    find_witnesses(folder, right, device, jobs)
+    wrong, right = usable(folder, wrong, right)
+    find_witnesses(folder, wrong, device, jobs)
     witnesses = folder.all_witnesses()
-    judged = [v for v in chosen_wrong if state(witnesses.get(v.id, {})) == "wrong"]
-    judged += [v for v in chosen_right if state(witnesses.get(v.id, {})) == "right"]
+    judged = [v for v in wrong if state(witnesses.get(v.id, {})) == "wrong"]
+    judged += [v for v in right if state(witnesses.get(v.id, {})) == "right"]
     # At the same time: the one waits for the GPU while the other takes the cores.
     with ThreadPoolExecutor(2) as pool:
         for future in [
