@@ -306,6 +306,23 @@ def test_rows_are_of_an_axis_that_no_block_counts_and_branches_the_same_for_all(
     refused("rows_per_program", ROWS_OF_PLANES, ("if LOG:", "if row > at:"))
 
 
+def test_what_is_filled_for_each_row_may_have_two_axes() -> None:
+    source = HEADER + (
+        "@triton.jit\ndef k(x_ptr, y_ptr, n, m, ROWS: tl.constexpr, COLUMNS: tl.constexpr):\n"
+        "    batch = tl.program_id(0)\n"
+        "    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]\n"
+        "    found = tl.full((ROWS, COLUMNS), 0.0, tl.float32)\n"
+        "    for start in range(0, n, ROWS):\n"
+        "        mask = (start + rows < n) & (columns < m)\n"
+        "        found = found + tl.load(x_ptr + (batch * n + start + rows) * m + columns, mask=mask, other=0.0)\n"
+        "    y, at = tl.sum(found, axis=0), tl.arange(0, COLUMNS)\n"
+        "    tl.store(y_ptr + batch * m + at, y, mask=at < m)\n\n\n"
+        "def f(x, y):\n    b, n, m = x.shape\n    k[(b,)](x, y, n, m, ROWS=16, COLUMNS=64)\n"
+    )
+    made = str(REWRITES["rows_per_program"].apply(source, random.Random(0)))
+    assert "found = tl.full((BLOCK_ROWS, ROWS, COLUMNS), 0.0, tl.float32)" in made
+
+
 def test_rows_past_the_end_store_nothing_that_is_read_again() -> None:
     made = str(REWRITES["rows_per_program"].apply(ROWS_IN_PLACE, random.Random(0)))
     valid = "(tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS) < total_rows)"

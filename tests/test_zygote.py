@@ -18,6 +18,7 @@ import pytest
 
 from evo.core.errors import EvoError
 from evo.core.records import Verdict
+from fitness.sandbox import zygote_process
 from fitness.sandbox.jobs import PATIENCE, JobResult, Limits
 from fitness.sandbox.scratch import NO_SPACE
 from fitness.sandbox.zygote import PROFILES, RESULT_BYTES, Zygote, _ZygoteProcess, classify
@@ -147,6 +148,41 @@ def test_who_waits_for_a_busy_process_of_its_own_is_busy(
     monkeypatch.setitem(PROFILES, JOB, "compiler")
     code = f"import os\nif (pid := os.fork()) == 0:\n{textwrap.indent(BUSY, '    ')}    os._exit(0)\nos.waitpid(pid, 0)"
     assert run(zygote, tmp_path, code, wall_s=1).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "waited", "killed"),
+    [((0.0, 0.0), (0.9, 1.8), ""), ((0.9, 1.8), (0.0, 0.0), ""), ((0.0, 0.0), (0.9, 0.9), "idle")],
+)
+def test_who_waits_for_a_cpu_is_busy(
+    monkeypatch: pytest.MonkeyPatch, cpu: tuple[float, ...], waited: tuple[float, ...], killed: str
+) -> None:
+    child = zygote_process._Child(1, -1, 0, 0, Limits(wall_s=1), "python", Path(), 0.0)
+    monkeypatch.setattr(child, "kill", lambda why: setattr(child, "killed", child.killed or why))
+    for used, ready in zip(cpu, waited, strict=True):
+        assert not child.killed
+        monkeypatch.setattr(zygote_process, "_cpu_seconds", lambda session, used=used: used)
+        monkeypatch.setattr(zygote_process, "_waited_seconds", lambda session, ready=ready: ready)
+        child.check_progress()
+    assert child.killed == killed
+
+
+def test_the_kernel_counts_how_long_who_is_ready_waits_for_a_cpu() -> None:
+    """Two busy processes share one CPU; a third one sleeps."""
+    one = min(os.sched_getaffinity(0))
+    codes = ["while True: pass", "while True: pass", "import time; time.sleep(1000)"]
+    pinned = f"import os; os.sched_setaffinity(0, {{{one}}})"
+    started = [subprocess.Popen([sys.executable, "-c", f"{pinned}\n{c}"], start_new_session=True) for c in codes]
+    try:
+        end = time.monotonic() + 60
+        while zygote_process._waited_seconds(started[0].pid) < 0.5 and time.monotonic() < end:
+            time.sleep(0.05)
+        waited = [zygote_process._waited_seconds(process.pid) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert waited[0] >= 0.5 and waited[2] < waited[0]
 
 
 def test_who_has_the_gpu_may_take_no_longer(zygote: Zygote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,14 @@
 """Measures how many wrong kernels the evaluator refuses, and how many right ones it accepts.
 
-    python -m analysis.benchmarks.bench_checker --out DIR [--jobs N] [--only TASK …] [--limit N] [--device all]
+    python -m analysis.benchmarks.bench_checker --out DIR [--tritonbench PATH] [--kernelbench PATH] [--device cuda] …
 
-It makes mutants and right rewrites of right kernels (`mutants.py`), and finds inputs at which a mutant is wrong without
-the evaluator (`witnesses.py`).  Then the evaluator evaluates every mutant seen to be wrong and every rewrite seen to be
-right.  DIR keeps the results; the same command continues from there.  `--device none` executes nothing and prints the
-table of what is there.
+It makes mutants and right rewrites (`mutants.py`) of right kernels (`kernel_sets.py`), and finds inputs at which a
+mutant is wrong without the evaluator (`witnesses.py`).  Then the evaluator evaluates every mutant seen to be wrong and
+every rewrite seen to be right.  So do the checks of KernelBench and TritonBench-G, by their rules (`peer_checks.py`).
+DIR keeps the results; the same command continues from there.  `--device none` executes nothing and prints the table of
+what is there.
 
-Device "interpret" executes kernels in Triton's interpreter and evaluates them without a GPU, "cuda" does both on a GPU,
-"all" does all of that.
+Device "interpret" executes kernels in Triton's interpreter and evaluates them without a GPU, "cuda" does both on a GPU.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from analysis.benchmarks.mutants import Variant, right_kernels, tasks, wrong_kernels
-from analysis.benchmarks.witnesses import PLACES_OF, WRONG, Answer, observe
+from analysis.benchmarks import kernel_sets, peer_checks
+from analysis.benchmarks.mutants import PLAIN, RightKernel, Variant, right_kernels, wrong_kernels
+from analysis.benchmarks.witnesses import DEVICES, PLACES_OF, WRONG, Answer, observe
+from evo.core.errors import EvoError
 
-MUTANTS, REWRITES = 42, 10  # of a task
+# Of each task with kernels of a group.
+MUTANTS: Mapping[str, int] = {"built-in": 45, "tritonbench-g": 20, "kernelbench": 20, "answers": 20}
+REWRITES: Mapping[str, int] = {"built-in": 10, "tritonbench-g": 2, "kernelbench": 2, "answers": 2}
 EVALUATORS = {"interpret": "cpu", "cuda": "gpu"}
 # The class of a mutant is the first place at which it is wrong: each evaluator's own sizes come first.
 CLASSES = {"cpu": ("cpu", "gpu", "elsewhere"), "gpu": ("gpu", "cpu", "elsewhere")}
@@ -56,13 +60,17 @@ class Folder:
     def witnesses(self, device: str) -> Path:
         return self.root / f"witnesses-{device}.jsonl"
 
-    def verdicts(self, evaluator: str, task: str) -> Path:
+    def verdicts(self, evaluator: str, task: str = "all") -> Path:
         return self.root / f"verdicts-{evaluator}-{task}.jsonl"
+
+    def tasks(self, group: str, device: str = "") -> Path:
+        """Returns the folder of the tasks of a group; of TritonBench-G they have other sizes on a GPU."""
+        return self.root / "tasks" / f"{group}-{device}".rstrip("-")
 
     def all_witnesses(self) -> dict[str, dict[str, Answer]]:
         """Returns the witnesses by kernel and place."""
         found: dict[str, dict[str, Answer]] = defaultdict(dict)
-        for device in ("interpret", "cuda"):
+        for device in DEVICES:
             for line in read(self.witnesses(device)):
                 found[line["id"]][line["place"]] = line
         return found
@@ -98,14 +106,15 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
 def find_witnesses(folder: Folder, variants: Sequence[Variant], device: str, jobs: int) -> None:
     """Executes every kernel at the places of a device, one place after the other, unless that was done.
 
-    What is wrong or invalid at one of them is not executed at the next.
+    What is wrong at one of them is not executed at the next, on another device neither; what is invalid is not
+    executed at the next of the same device.
     """
     path = folder.witnesses(device)
     processes = min(jobs, CUDA_PROCESSES) if device == "cuda" else jobs
     for place in PLACES_OF[device]:
-        lines = read(path)
-        settled = WRONG | {"invalid"}
-        known = {line["id"] for line in lines if line["place"] == place or line["status"] in settled}
+        known = {line["id"] for line in read(path) if line["place"] == place or line["status"] == "invalid"}
+        for other in DEVICES:
+            known |= {line["id"] for line in read(folder.witnesses(other)) if line["status"] in WRONG}
         waiting = [(v.id, v.task, place, v.source) for v in variants if v.id not in known]
         done = Counter[str]()
         begin = time.perf_counter()
@@ -129,10 +138,11 @@ def state(answers: Mapping[str, Answer]) -> str:
 
     "wrong", "unclear", "outside" (it reads outside of all arrays, without an effect), "invalid", "unfinished", "right".
     """
-    found = {answer["status"] for answer in answers.values()}
-    on_gpu = {answers[place]["status"] for place in ("gpu",) if place in answers}
-    if "invalid" in on_gpu:  # it does not compile; Triton's interpreter takes more than the compiler
+    if "gpu" in answers and answers["gpu"]["status"] == "invalid":  # the interpreter takes more than the compiler
         return "invalid"
+    if "gpu" in answers:  # and less: it has no libdevice
+        answers = {place: answer for place, answer in answers.items() if answer["status"] != "invalid"}
+    found = {answer["status"] for answer in answers.values()}
     if found & WRONG:
         return "wrong"
     for status, name in (("invalid", "invalid"), ("unclear", "unclear"), ("unfinished", "unfinished")):
@@ -160,19 +170,19 @@ def find_verdicts(folder: Folder, variants: Sequence[Variant], evaluator: str, j
             by_task[variant.task].append((variant.id, variant.source))
     if not by_task:
         return
-    # On one GPU one candidate is judged at a time: more processes than these would only wait for each other.
-    processes = max(1, min(len(by_task), jobs if evaluator == "cpu" else jobs // 4))
+    # On one GPU one candidate is measured at a time, while others are compiled.
+    processes = max(1, min(len(by_task), jobs if evaluator == "cpu" else jobs // 2))
     threads = max(1, jobs // processes)
     begin = time.perf_counter()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         futures = {
-            task: pool.submit(judge, task, evaluator, kernels, threads, folder.verdicts(evaluator, task))
+            task: pool.submit(judge, task, evaluator, kernels, threads, folder.verdicts(evaluator, Path(task).name))
             for task, kernels in sorted(by_task.items(), key=lambda item: -len(item[1]))
         }
         for task, future in futures.items():
             error = future.exception()  # a task that cannot be evaluated: its kernels count as not judged
-            say(f"{evaluator}: {task}, {f'{future.result():.0f} s' if error is None else error}")
+            say(f"{evaluator}: {Path(task).name}, {f'{future.result():.0f} s' if error is None else error}")
     count = sum(map(len, by_task.values()))
     say(f"{evaluator}: judged {count} in {time.perf_counter() - begin:.0f} s")
 
@@ -213,6 +223,27 @@ def judge(task: str, evaluator: str, kernels: Sequence[tuple[str, str]], threads
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(one, kernels))
     return time.perf_counter() - begin
+
+
+_RULE_VERDICTS = {"accepted": ACCEPTED, "refused": "wrong", "crash": "wrong", "unfinished": "timeout"}
+
+
+def apply_rules(folder: Folder, variants: Sequence[Variant], device: str, jobs: int) -> None:
+    """Has the checks of other benchmarks look at every kernel, unless that was done."""
+    for rule in peer_checks.RULES:
+        path = folder.verdicts(f"{rule}-{EVALUATORS[device]}")
+        known = {line["id"] for line in read(path)}
+        chosen = [v for v in variants if v.id not in known]
+        if rule != peer_checks.KERNELBENCH:
+            chosen = [v for v in chosen if v.group == "tritonbench-g"]
+
+        def tell(answer: Answer, path: Path = path) -> None:
+            verdict = _RULE_VERDICTS[answer["status"]]
+            append(path, {"id": answer["id"], "verdict": verdict, "stage": "", "message": answer.get("message", "")})
+
+        processes = min(jobs, CUDA_PROCESSES) if device == "cuda" else jobs
+        observe([(v.id, v.task, rule, v.source) for v in chosen], device, processes, tell)
+        say(f"{rule}, {device}: {len(chosen)} kernels")
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -269,6 +300,7 @@ class Figures:
     by_class: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
     by_operator: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
     by_task: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    by_group: dict[str, Tally] = field(default_factory=lambda: defaultdict(Tally))
     verdicts: Counter[str] = field(default_factory=Counter)  # of mutants that are wrong
     survivors: list[tuple[Variant, str, Answer]] = field(default_factory=list)  # with class and witness
     right: Counter[str] = field(default_factory=Counter)  # verdicts on right kernels
@@ -309,7 +341,8 @@ def _add_mutant(
     verdict, kind = said.get("verdict", "not asked"), witness_class(answers, order)
     found.verdicts[verdict] += 1
     for tally in (
-        found.whole, found.by_class[kind], found.by_operator[variant.operator], found.by_task[variant.task],
+        found.whole, found.by_class[kind], found.by_operator[variant.operator], found.by_task[variant.task_name],
+        found.by_group[variant.group],
     ):  # fmt: skip
         tally.add(verdict)
     if verdict == ACCEPTED:
@@ -323,21 +356,23 @@ def table(evaluator: str, found: Figures) -> str:
     lines += [f"Verdicts on those that are wrong: {_counts(found.verdicts)}.", ""]
     lines += [head.format("class of witness"), found.whole.row("all")]
     lines += [found.by_class[kind].row(kind) for kind in CLASSES[evaluator] if kind in found.by_class]
-    for name, rows in (("operator", found.by_operator), ("task", found.by_task)):
+    for name, rows in (("group", found.by_group), ("operator", found.by_operator), ("task", found.by_task)):
         lines += ["", head.format(name), *(rows[key].row(key) for key in sorted(rows))]
     lines += ["", "Survivors:", ""]
     lines += [
-        f"- {kind}: {v.id} {v.task}/{v.kernel} {v.operator}, {v.place}; wrong at {_inputs(witness)}"
-        for v, kind, witness in sorted(found.survivors, key=lambda s: (s[1], s[0].task, s[0].id))
+        f"- {kind}: {v.id} {v.task_name}/{v.kernel} {v.operator}, {v.place}; wrong at {_inputs(witness)}"
+        for v, kind, witness in sorted(found.survivors, key=lambda s: (s[1], s[0].task_name, s[0].id))
     ]
     judged = sum(count for verdict, count in found.right.items() if verdict not in NOT_JUDGED)
     lines += ["", f"Right kernels: accepted {share(found.right[ACCEPTED], judged)}; {_counts(found.right)}.", ""]
     lines += [
-        f"- refused: {v.id} {v.task}/{v.kernel} {v.operator}: {said['verdict']} at {said['stage']}: {said['message']}"
+        f"- refused: {v.id} {v.task_name}/{v.kernel} {v.operator}: "
+        f"{said['verdict']} at {said['stage']}: {said['message']}"
         for v, said in found.refused_right
     ]
     lines += [
-        f"- not seen to be right: {v.id} {v.task}/{v.kernel} {v.operator}: {s}" for v, s in found.rewrites_not_right
+        f"- not seen to be right: {v.id} {v.task_name}/{v.kernel} {v.operator}: {s}"
+        for v, s in found.rewrites_not_right
     ]
     return "\n".join(lines) + "\n"
 
@@ -353,28 +388,112 @@ def _inputs(witness: Answer) -> str:
     return f"{axes}, inputs {witness['variant']!r} ({witness['status']}, error {witness['error']})"
 
 
+def beside(
+    folder: Folder, device: str, wrong: Sequence[Variant], right: Sequence[Variant], order: Sequence[str]
+) -> str:
+    """The kill rates and false alarms of all checks on the same kernels, in Markdown: those that all of them judged.
+
+    TritonBench's rules are for its own kernels alone, so there are two tables.
+    """
+    witnesses = folder.all_witnesses()
+    evaluator = EVALUATORS[device]
+    checks = {evaluator: folder.all_verdicts(evaluator)}
+    checks |= {r: folder.all_verdicts(f"{r}-{evaluator}") for r in peer_checks.RULES}
+    lines = [f"## Side by side, {evaluator}", ""]
+    for title, names in (("All kernels", list(checks)[:2]), ("Kernels of TritonBench-G", list(checks))):
+        judged = set.intersection(*({i for i, said in checks[n].items() if _says(said)} for n in names))
+        if not judged:
+            continue
+        lines += [f"{title}:", "", "| check | wrong kernels refused | right kernels refused |", "|---|---|---|"]
+        mutants, others = ([v for v in variants if v.id in judged] for variants in (wrong, right))
+        by_check = {n: figures(mutants, others, witnesses, checks[n], order) for n in names}
+        for name, found in by_check.items():
+            alarms = sum(found.right.values()) - found.right[ACCEPTED]
+            killed = share(found.whole.refused, found.whole.refused + found.whole.accepted)
+            lines.append(f"| {_CHECKS.get(name, 'evo')} | {killed} | {share(alarms, sum(found.right.values()))} |")
+        lines += ["", "| operator | " + " | ".join(_CHECKS.get(n, "evo") for n in names) + " |"]
+        lines += ["|---" * (len(names) + 1) + "|"]
+        for operator in sorted(by_check[names[0]].by_operator):
+            row = [by_check[n].by_operator[operator] for n in names]
+            lines.append(f"| {operator} | " + " | ".join(share(t.refused, t.refused + t.accepted) for t in row) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+_CHECKS = {
+    peer_checks.KERNELBENCH: "KernelBench's rule",
+    peer_checks.TRITONBENCH: "TritonBench's rule",
+    peer_checks.TESTS: "values of TritonBench's tests",
+}
+
+
+def _says(said: Mapping[str, Any]) -> bool:
+    return said["verdict"] not in (NOT_COMPILED, *NOT_JUDGED)
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def kernels(only: Sequence[str], seed: int, limit: int | None) -> tuple[list[Variant], list[Variant]]:
-    """Mutants and right kernels of the tasks; `limit`: about how many of each, from all tasks alike."""
-    names = tasks(only)
-    wrong = {task: wrong_kernels(task, MUTANTS, seed) for task in names}
-    right = {task: right_kernels(task, REWRITES, seed) for task in names}
-    count = None if limit is None else math.ceil(limit / len(names))
-    return [v for t in names for v in wrong[t][:count]], [v for t in names for v in right[t][:count]]
+def right_ones(options: argparse.Namespace, folder: Folder, device: str) -> list[RightKernel]:
+    """The right kernels of the groups that were asked for, as they are tasks on a device.  Raises EvoError."""
+    found = kernel_sets.built_in(options.only)
+    if options.only:
+        return found
+    if options.tritonbench is not None:
+        place = folder.tasks("tritonbench-g", EVALUATORS[device])
+        found += kernel_sets.tritonbench(options.tritonbench, place, gpu=device == "cuda", jobs=options.jobs, say=say)
+    if options.kernelbench is not None:
+        found += kernel_sets.kernelbench(options.kernelbench, folder.tasks("kernelbench"), say)
+    found += kernel_sets.answers(options.kernelbench, folder.tasks("answers"), say)
+    return [k for k in found if options.split in ("all", kernel_sets.split_of(k)) and kernel_sets.has_kernels(k)]
 
 
-def run(folder: Folder, wrong: Sequence[Variant], right: Sequence[Variant], devices: Sequence[str], jobs: int) -> None:
-    """Everything that is not done yet."""
-    for device in devices:
-        find_witnesses(folder, [*wrong, *right], device, jobs)
+def variants_of(found: Sequence[RightKernel], seed: int, limit: int | None) -> tuple[list[Variant], list[Variant]]:
+    """Mutants and right kernels; `limit`: about how many of each, from all tasks alike."""
+    by_task: dict[tuple[str, str], list[RightKernel]] = defaultdict(list)
+    for kernel in found:
+        by_task[kernel.group, kernel.task].append(kernel)
+    count = None if limit is None else math.ceil(limit / len(by_task))
+    wrong = [wrong_kernels(k, MUTANTS[group], seed)[:count] for (group, _), k in by_task.items()]
+    right = [right_kernels(k, REWRITES[group], seed)[:count] for (group, _), k in by_task.items()]
+    return [v for variants in wrong for v in variants], [v for variants in right for v in variants]
+
+
+def run(folder: Folder, wrong: Sequence[Variant], right: Sequence[Variant], device: str, jobs: int) -> None:
+    """Everything that is not done yet on a device."""
+    find_witnesses(folder, right, device, jobs)
+    wrong, right = usable(folder, wrong, right)
+    find_witnesses(folder, wrong, device, jobs)
     witnesses = folder.all_witnesses()
     judged = [v for v in wrong if state(witnesses.get(v.id, {})) == "wrong"]
     judged += [v for v in right if state(witnesses.get(v.id, {})) == "right"]
     # At the same time: the one waits for the GPU while the other takes the cores.
-    with ThreadPoolExecutor(len(EVALUATORS)) as pool:
-        list(pool.map(lambda device: find_verdicts(folder, judged, EVALUATORS[device], jobs), devices))
+    with ThreadPoolExecutor(2) as pool:
+        for future in [
+            pool.submit(find_verdicts, folder, judged, EVALUATORS[device], jobs),
+            pool.submit(apply_rules, folder, judged, device, max(1, jobs // 4)),
+        ]:
+            future.result()
+
+
+def usable(folder: Folder, wrong: Sequence[Variant], right: Sequence[Variant]) -> tuple[list[Variant], list[Variant]]:
+    """The variants of kernels that are seen to be right as they are; others say nothing."""
+    witnesses = folder.all_witnesses()
+    plain = {(v.task, v.kernel): state(witnesses.get(v.id, {})) for v in right if v.operator == PLAIN}
+    chosen = [[v for v in variants if plain.get((v.task, v.kernel)) == "right"] for variants in (wrong, right)]
+    return chosen[0], chosen[1]
+
+
+def report(folder: Folder, device: str, wrong: Sequence[Variant], right: Sequence[Variant]) -> str:
+    """The tables of a device; "" without verdicts."""
+    evaluator = EVALUATORS[device]
+    verdicts = folder.all_verdicts(evaluator)
+    if not verdicts:
+        return ""
+    wrong, right = usable(folder, wrong, right)
+    order = CLASSES[evaluator]
+    whole = table(evaluator, figures(wrong, right, folder.all_witnesses(), verdicts, order))
+    return f"{whole}\n{beside(folder, device, wrong, right, order)}"
 
 
 def has_gpu() -> bool:
@@ -389,30 +508,35 @@ def main() -> None:
         "--out", type=Path, required=True, help="folder of the results; what is there is not done again"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    parser.add_argument("--device", choices=("all", "interpret", "cuda", "none"), default="all")
-    parser.add_argument("--only", nargs="*", default=(), metavar="TASK")
+    parser.add_argument("--device", choices=(*DEVICES, "none"), default="interpret")
+    parser.add_argument("--tritonbench", type=Path, metavar="PATH", help="a checkout: its kernels too")
+    parser.add_argument(
+        "--kernelbench", type=Path, metavar="PATH", help="a checkout: evo's seeds and answers for it too"
+    )
+    parser.add_argument(
+        "--split", choices=kernel_sets.SPLITS, default="development", help="kernels: for improving the checker, or kept"
+    )
+    parser.add_argument("--only", nargs="*", default=(), metavar="TASK", help="built-in tasks alone")
     parser.add_argument("--limit", type=int, help="about how many mutants, and how many right kernels")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    devices = {"all": tuple(PLACES_OF), "none": ()}.get(options.device, (options.device,))
-    if "cuda" in devices and not has_gpu():
-        parser.error(f"--device {options.device}: expected a CUDA GPU, got none; --device interpret needs none")
-    try:
-        wrong, right = kernels(options.only, options.seed, options.limit)
-    except ValueError as error:
-        parser.error(f"--only: {error}")
+    if options.device == "cuda" and not has_gpu():
+        parser.error("--device cuda: expected a CUDA GPU, got none; --device interpret needs none")
     folder = Folder(options.out)
-    with open(folder.root / "kernels.jsonl", "w", encoding="utf-8") as file:
-        for kind, variants in (("wrong", wrong), ("right", right)):
-            file.writelines(json.dumps({"kind": kind, "id": v.id, **asdict(v)}) + "\n" for v in variants)
-    say(f"{len(wrong)} mutants, {len(right)} right kernels")
-    run(folder, wrong, right, devices, options.jobs)
     parts = []
-    for evaluator, order in CLASSES.items():
-        verdicts = folder.all_verdicts(evaluator)
-        if verdicts:
-            parts.append(table(evaluator, figures(wrong, right, folder.all_witnesses(), verdicts, order)))
-    text = "\n".join(parts)
+    for device in DEVICES if options.device == "none" else (options.device,):
+        try:
+            wrong, right = variants_of(right_ones(options, folder, device), options.seed, options.limit)
+        except (ValueError, EvoError) as error:
+            parser.error(str(error))
+        with open(folder.root / f"kernels-{EVALUATORS[device]}.jsonl", "w", encoding="utf-8") as file:
+            for kind, variants in (("wrong", wrong), ("right", right)):
+                file.writelines(json.dumps({"kind": kind, "id": v.id, **asdict(v)}) + "\n" for v in variants)
+        say(f"{device}: {len(wrong)} mutants, {len(right)} right kernels")
+        if options.device != "none":
+            run(folder, wrong, right, device, options.jobs)
+        parts.append(report(folder, device, wrong, right))
+    text = "\n".join(filter(None, parts))
     (folder.root / "report.md").write_text(text, encoding="utf-8")
     print(text)
 

@@ -7,7 +7,7 @@ version of Python.
 A right rewrite is a right kernel after a structural rewrite of `operators/`, or with another number of warps, stages or
 elements in a block.
 
-The same seed gives the same mutants and rewrites on every machine.
+The same seed gives the same mutants and rewrites on every machine.  `kernel_sets.py` says which kernels are right.
 """
 
 from __future__ import annotations
@@ -23,19 +23,30 @@ from typing import TypeVar
 
 from evo.core import syntax
 from evo.core.records import candidate_id
-from fitness.tasks.task import BUILTIN_TASKS, task_names
 from operators.genes import COMPUTED, get_genes, set_genes
 from operators.rewrite import REWRITES
 
-KERNELS = Path(__file__).parent / "kernels"  # TASK__NAME.py
-VARIANTS = Path(__file__).parents[2] / "tests" / "variants"  # more of them, in a checkout
-
+PLAIN = "none"  # the operator of a right kernel as it is
 LARGE = (100, 600, 1100, 3000)  # sizes from which a fault shows; those of the tasks lie on both sides
 SOME_PROGRAMS = (3, 60, 2000)  # program numbers from which a fault shows
-NUMBERS = frozenset({"eps", "scale", "rate"})  # parameters of kernels that are no sizes
+# Parameters of kernels that are no sizes.
+NUMBERS = frozenset({"eps", "scale", "rate", "q", "acc", "sm_scale", "alpha", "beta", "p", "seed", "softmax_scale"})
 
 T = TypeVar("T")
 Edit = tuple[int, int, str]  # first byte, byte after the last, new text
+
+
+@dataclass(frozen=True)
+class RightKernel:
+    """A kernel that is right, from which mutants and rewrites are made.
+
+    task: what `load_task` takes: the name of a built-in task, or a folder.  group: one of `kernel_sets.GROUPS`.
+    """
+
+    task: str
+    name: str
+    group: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -50,10 +61,16 @@ class Variant:
     operator: str
     place: str
     source: str
+    group: str = "built-in"
+
+    @property
+    def task_name(self) -> str:
+        return Path(self.task).name
 
     @property
     def id(self) -> str:
-        return candidate_id(self.source)
+        """Names the source and the task it is for: the same source may be a kernel of several tasks."""
+        return f"{self.task_name}-{candidate_id(self.source)}"
 
 
 # --- sources ---------------------------------------------------------------------------------------------------------
@@ -68,8 +85,10 @@ class Text:
         self._lines = list(itertools.accumulate(map(len, self._bytes.splitlines(keepends=True)), initial=0))
         self.tree = syntax.parse(source)
         functions = [n for n in self.tree.body if isinstance(n, ast.FunctionDef)]
+        classes = [n for n in self.tree.body if isinstance(n, ast.ClassDef)]
         self.kernels = [f for f in functions if any("jit" in ast.unparse(d) for d in f.decorator_list)]
         self.hosts = [f for f in functions if f not in self.kernels]
+        self.hosts += [n for c in classes for n in c.body if isinstance(n, ast.FunctionDef)]  # autograd functions
 
     def start(self, node: ast.expr | ast.stmt) -> int:
         return self._lines[node.lineno - 1] + node.col_offset
@@ -123,20 +142,52 @@ def constexpr(parameter: ast.arg) -> bool:
 
 def sizes(kernel: ast.FunctionDef) -> list[str]:
     """Parameters of a kernel that are whole numbers known at the launch."""
+    without = pointers(kernel) | NUMBERS
     names = [p.arg for p in kernel.args.args if not constexpr(p)]
-    return [n for n in names if not n.endswith(("ptr", "pointer", "block")) and n not in NUMBERS | {"q", "acc"}]
+    return [n for n in names if not n.endswith(("ptr", "pointer", "block")) and n not in without]
+
+
+def pointers(kernel: ast.FunctionDef) -> set[str]:
+    """Parameters that addresses begin with: the leftmost part of a sum, through what is assigned in the kernel."""
+    parameters = {p.arg for p in kernel.args.args}
+    assigned = [n for n in ast.walk(kernel) if isinstance(n, ast.Assign)]
+    roots = [call.args[0] for call in accesses(kernel) if call.args]
+    roots += [call.args[0] for call in calls(kernel, "tl.make_block_ptr", "tl.advance") if call.args]
+    seen: set[str] = set()
+    while roots:
+        node: ast.expr = roots.pop()
+        while isinstance(node, ast.BinOp):
+            node = node.left
+        if isinstance(node, ast.Name) and node.id not in seen:
+            seen.add(node.id)
+            roots += [a.value for a in assigned if any(isinstance(t, ast.Name) and t.id == node.id for t in a.targets)]
+    return seen & parameters
 
 
 def accesses(kernel: ast.AST) -> Iterator[ast.Call]:
     """Loads, stores and atomics: their first argument is a pointer."""
-    return calls(kernel, "tl.load", "tl.store", "tl.atomic_add")
+    return (call for call in calls(kernel, "tl.load", "tl.store", "tl.atomic_add") if call.args)
+
+
+def axes_of(kernel: ast.AST) -> Iterator[ast.expr]:
+    """The axes of the grid whose program numbers a kernel asks for."""
+    for call in calls(kernel, "tl.program_id"):
+        found = keyword(call, "axis")
+        yield found.value if found else call.args[0]
+
+
+def mask_of(call: ast.Call) -> ast.expr | None:
+    """The mask of an access, by its keyword or its position."""
+    found = keyword(call, "mask")
+    place = 1 if called(call) == "tl.load" else 2
+    return found.value if found else call.args[place] if len(call.args) > place else None
 
 
 def index_nodes(kernel: ast.FunctionDef) -> set[ast.AST]:
     """Nodes that address memory: pointers, masks, and what names in them are computed from."""
     roots: list[ast.AST] = []
     for call in accesses(kernel):
-        roots += [call.args[0], *(k.value for k in call.keywords if k.arg == "mask")]
+        roots += [call.args[0], *filter(None, [mask_of(call)])]
     assigned = [n for n in ast.walk(kernel) if isinstance(n, (ast.Assign, ast.AugAssign))]
     found: set[ast.AST] = set()
     while roots:
@@ -172,7 +223,8 @@ def loops(kernel: ast.AST) -> Iterator[tuple[ast.For, ast.Call]]:
 def stored(kernel: ast.AST) -> Iterator[ast.expr]:
     """The values of stores."""
     for call in calls(kernel, "tl.store", "tl.atomic_add"):
-        yield call.args[1]
+        if len(call.args) > 1:
+            yield call.args[1]
 
 
 # --- operators -------------------------------------------------------------------------------------------------------
@@ -213,9 +265,9 @@ def mask_dropped(text: Text) -> Iterator[list[Edit]]:
     """A load or store without its mask."""
     for kernel in text.kernels:
         for call in accesses(kernel):
-            kept = [text.of(a) for a in call.args]
+            kept = [text.of(a) for a in call.args[: 1 if called(call) == "tl.load" else 2]]
             kept += [f"{k.arg}={text.of(k.value)}" for k in call.keywords if k.arg not in ("mask", "other")]
-            if keyword(call, "mask"):
+            if mask_of(call):
                 yield [text.swap(call, f"{text.of(call.func)}({', '.join(kept)})")]
 
 
@@ -227,6 +279,18 @@ def mask_part_dropped(text: Text) -> Iterator[list[Edit]]:
             both = text.of(node)
             yield [text.swap(node, f"(({both}) | {text.of(node.left)})")]
             yield [text.swap(node, f"(({both}) | {text.of(node.right)})")]
+
+
+@operator
+def mask_shifted(text: Text) -> Iterator[list[Edit]]:
+    """A mask begins and ends one element late: `x < n` becomes `(x > 0) & (x <= n)`."""
+    for kernel in text.kernels:
+        masks = {node for call in accesses(kernel) if (mask := mask_of(call)) for node in ast.walk(mask)}
+        masks |= index_nodes(kernel)
+        for node in _comparisons(text):
+            if node in masks:
+                left, right = text.of(node.left), text.of(node.comparators[0])
+                yield [text.swap(node, f"(({left}) > 0) & (({left}) <= ({right}))")]
 
 
 @operator
@@ -261,7 +325,7 @@ def neutral_element(text: Text) -> Iterator[list[Edit]]:
             if found and text.of(found.value) in other:
                 yield [text.swap(found.value, other[text.of(found.value)])]
         for call in calls(kernel, "tl.where"):
-            if text.of(call.args[2]) in other:
+            if len(call.args) == 3 and text.of(call.args[2]) in other:
                 yield [text.swap(call.args[2], other[text.of(call.args[2])])]
 
 
@@ -273,7 +337,7 @@ def first_value(text: Text) -> Iterator[list[Edit]]:
         for call in calls(kernel, "tl.zeros"):
             yield [text.swap(call, f"({text.of(call)} + 1.0)")]
         for call in calls(kernel, "tl.full"):
-            if text.of(call.args[1]) in begin:
+            if len(call.args) > 1 and text.of(call.args[1]) in begin:
                 yield [text.swap(call.args[1], begin[text.of(call.args[1])])]
         for node in ast.walk(kernel):
             if isinstance(node, ast.Assign) and text.of(node.value) in begin:
@@ -285,6 +349,8 @@ def last_tile_lost(text: Text) -> Iterator[list[Edit]]:
     """The division that counts tiles rounds down."""
     for function in (*text.hosts, *text.kernels):
         for call in calls(function, "triton.cdiv", "tl.cdiv"):
+            if len(call.args) != 2:
+                continue
             upper, lower = map(text.of, call.args)
             least = "max(1, {})" if called(call) == "triton.cdiv" else "{}"
             yield [text.swap(call, least.format(f"({upper}) // ({lower})"))]
@@ -337,6 +403,8 @@ def value_narrow(text: Text) -> Iterator[list[Edit]]:
     for kernel in text.kernels:
         for node in ast.walk(kernel):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+                if not node.args:
+                    continue
                 kind = text.of(node.args[0])
                 if kind.endswith(("float32", "ACCUMULATE")):
                     yield [text.swap(node, f"{text.of(node)}.to(tl.bfloat16).to(tl.float32)")]
@@ -432,7 +500,7 @@ def constant_coarse(text: Text) -> Iterator[list[Edit]]:
 def axes_swapped(text: Text) -> Iterator[list[Edit]]:
     """Two axes of the grid change places, in a kernel or in the grid."""
     for kernel in text.kernels:
-        found = {text.of(c.args[0]): c.args[0] for c in calls(kernel, "tl.program_id")}
+        found = {text.of(axis): axis for axis in axes_of(kernel)}
         for first, second in itertools.combinations(sorted(found), 2):
             yield [text.swap(found[first], second), text.swap(found[second], first)]
     for grid in _grids(text):
@@ -448,8 +516,9 @@ def _grids(text: Text) -> Iterator[ast.Tuple]:
                 if isinstance(node.func.slice, ast.Tuple):
                     yield node.func.slice
             elif isinstance(node, ast.Assign) and text.of(node.targets[0]) == "grid":
-                assert isinstance(node.value, ast.Tuple)
-                yield node.value
+                grid = node.value.body if isinstance(node.value, ast.Lambda) else node.value
+                if isinstance(grid, ast.Tuple):
+                    yield grid
 
 
 @operator
@@ -536,7 +605,7 @@ def _wrong_if(text: Text, conditions: Sequence[str]) -> Iterator[list[Edit]]:
 def wrong_program(text: Text) -> Iterator[list[Edit]]:
     """Programs from some number on leave at once."""
     for kernel in text.kernels:
-        axes = sorted({text.of(c.args[0]) for c in calls(kernel, "tl.program_id")})
+        axes = sorted({text.of(axis) for axis in axes_of(kernel)})
         for axis, bound in itertools.product(axes, SOME_PROGRAMS):
             yield [text.before(kernel.body[0], f"if tl.program_id({axis}) > {bound}:\n        return")]
 
@@ -607,11 +676,11 @@ def access_far_outside(text: Text) -> Iterator[list[Edit]]:
 def bound_from_data(text: Text) -> Iterator[list[Edit]]:
     """The end of a loop follows from a loaded value, and is right for about half of all inputs."""
     for kernel in text.kernels:
-        pointers = [p.arg for p in kernel.args.args if p.arg.endswith("ptr")]
+        found = [p.arg for p in kernel.args.args if p.arg in pointers(kernel)]
         for _, call in loops(kernel):
-            if len(call.args) == 3 and pointers:
+            if len(call.args) == 3 and found:
                 stop, step = text.of(call.args[1]), text.of(call.args[2])
-                late = f"(tl.load({pointers[0]}).to(tl.float32) > 0.5).to(tl.int32)"
+                late = f"(tl.load({found[0]}).to(tl.float32) > 0.5).to(tl.int32)"
                 yield [text.swap(call.args[1], f"({stop}) - ({step}) * {late}")]
 
 
@@ -623,6 +692,29 @@ def value_from_data(text: Text) -> Iterator[list[Edit]]:
         for call in calls(kernel, "tl.load"):
             if call not in index:
                 yield [text.swap(call, f"({text.of(call)} * ({text.of(call)} < 2.5))")]
+
+
+@operator
+def value_ignored(text: Text) -> Iterator[list[Edit]]:
+    """A constant takes the place of a loaded value whose effect may be small: a bias, a weight, a mean."""
+    for kernel in text.kernels:
+        index = index_nodes(kernel)
+        for call in calls(kernel, "tl.load"):
+            if call not in index:
+                for constant in (0, 1):
+                    yield [text.swap(call, f"({text.of(call)} * 0 + {constant})")]
+
+
+@operator
+def synchronisation_lost(text: Text) -> Iterator[list[Edit]]:
+    """A barrier, or a loop that waits for another program, is left out."""
+    for kernel in text.kernels:
+        for node in ast.walk(kernel):
+            waits = isinstance(node, ast.While) and "atomic" in ast.unparse(node.test)
+            if isinstance(node, ast.stmt) and (
+                waits or (isinstance(node, ast.Expr) and called(node.value) == "tl.debug_barrier")
+            ):
+                yield [text.swap(node, "pass")]
 
 
 @operator
@@ -641,61 +733,75 @@ def atomic_lost(text: Text) -> Iterator[list[Edit]]:
     """A plain store for an atomic addition."""
     for kernel in text.kernels:
         for call in calls(kernel, "tl.atomic_add"):
-            kept = [text.of(a) for a in call.args]
-            kept += [f"{k.arg}={text.of(k.value)}" for k in call.keywords if k.arg == "mask"]
+            kept = [text.of(a) for a in call.args[:2]]
+            kept += [f"mask={text.of(mask)}" for mask in [mask_of(call)] if mask]
             yield [text.swap(call, f"tl.store({', '.join(kept)})")]
 
 
-# --- the set ---------------------------------------------------------------------------------------------------------
+# --- variants of right kernels ---------------------------------------------------------------------------------------
 
 
-def bases(task: str) -> dict[str, str]:
-    """The right kernels of a task by name: its seed, those beside this module, and the variants of the tests.
-
-    None is autotuned: Triton's own interpreter cannot choose a configuration.
-    """
-    found = {"seed": (BUILTIN_TASKS / task / "kernel.py").read_text(encoding="utf-8")}
-    for folder in (KERNELS, VARIANTS):
-        for path in sorted(folder.glob(f"{task}__*.py")):
-            found[path.stem.partition("__")[2]] = path.read_text(encoding="utf-8")
-    return {name: source for name, source in found.items() if "autotune" not in source}
+def mutants(kernel: RightKernel, operator: str) -> Iterator[Variant]:
+    """Yields all mutants of a kernel by one operator, in the order of the places."""
+    text = Text(kernel.source)
+    return _made(((kernel, text, edits) for edits in OPERATORS[operator](text)), operator)
 
 
-def mutants(source: str, name: str, *, task: str = "", kernel: str = "") -> Iterator[Variant]:
-    """Returns all mutants of a source by the operator `name`, in the order of the places."""
-    text = Text(source)
-    known = {candidate_id(source)}
-    for edits in OPERATORS[name](text):
-        new = text.edited(edits)
-        if candidate_id(new) not in known and _is_python(new):
-            known.add(candidate_id(new))
-            yield Variant(task, kernel, name, text.line(edits), new)
-
-
-def wrong_kernels(task: str, count: int, seed: int = 0) -> list[Variant]:
-    """`count` mutants of the kernels of a task (fewer if there are not as many): of each operator in turn."""
-    sources = bases(task)
+def wrong_kernels(kernels: Sequence[RightKernel], count: int, seed: int = 0) -> list[Variant]:
+    """`count` mutants of the kernels of one task (fewer if there are not as many): of each operator in turn."""
+    texts = [Text(kernel.source) for kernel in kernels]
     by_operator = []
-    for name in OPERATORS:
-        found = [v for kernel, source in sources.items() for v in mutants(source, name, task=task, kernel=kernel)]
-        by_operator.append(_shuffled(found, f"{seed} {task} {name}"))
-    return _first(_in_turn(_shuffled(by_operator, f"{seed} {task}")), count, sources.values())
+    for name, operator in OPERATORS.items():
+        places = [(k, text, edits) for k, text in zip(kernels, texts, strict=True) for edits in operator(text)]
+        by_operator.append(_made(_shuffled(places, f"{seed} {_task(kernels)} {name}"), name))
+    return _first(_in_turn(_shuffled(by_operator, f"{seed} {_task(kernels)}")), count, kernels)
 
 
-def right_kernels(task: str, count: int, seed: int = 0) -> list[Variant]:
-    """The right kernels of a task, then `count` rewrites of them, of each way to rewrite in turn."""
-    sources = bases(task)
+def _made(places: Iterable[tuple[RightKernel, Text, list[Edit]]], operator: str) -> Iterator[Variant]:
+    """Yields the mutants at these places that are Python and differ from each other and from their kernel."""
+    known = set[str]()
+    for kernel, text, edits in places:
+        new = text.edited(edits)
+        id = candidate_id(new)
+        if id not in known and id != candidate_id(kernel.source) and _is_python(new):
+            known.add(id)
+            yield _variant(kernel, operator, new, text.line(edits))
+
+
+def right_kernels(kernels: Sequence[RightKernel], count: int, seed: int = 0) -> list[Variant]:
+    """The kernels of one task, then `count` rewrites of them, of each way to rewrite in turn."""
     ways: list[list[Variant]] = []
     for name in (*REWRITES, "parameter"):
         found = []
-        for kernel, source in sources.items():
-            rng = random.Random(f"{seed} {task} {name} {kernel}")
+        for kernel in kernels:
+            rng = random.Random(f"{seed} {_task(kernels)} {name} {kernel.name}")
+            source = kernel.source
             new = _with_another_gene(source, rng) if name == "parameter" else REWRITES[name].apply(source, rng)
-            if new is not None and "autotune" not in new:
-                found.append(Variant(task, kernel, name, "", new))
-        ways.append(_shuffled(found, f"{seed} {task} {name}"))
-    plain = [Variant(task, kernel, "none", "", source) for kernel, source in sources.items()]
-    return plain + _first(_in_turn(_shuffled(ways, f"{seed} {task}")), count, sources.values())
+            if new is not None and new.count("autotune") <= source.count("autotune"):
+                found.append(_variant(kernel, name, new))
+        ways.append(_shuffled(found, f"{seed} {_task(kernels)} {name}"))
+    plain = [_variant(kernel, PLAIN, kernel.source) for kernel in kernels]
+    return plain + _first(_in_turn(_shuffled(ways, f"{seed} {_task(kernels)}")), count, kernels)
+
+
+def _variant(kernel: RightKernel, operator: str, source: str, place: str = "") -> Variant:
+    return Variant(kernel.task, kernel.name, operator, place, source, kernel.group)
+
+
+def _task(kernels: Sequence[RightKernel]) -> str:
+    return Path(kernels[0].task).name if kernels else ""
+
+
+def first_configuration(source: str) -> str:
+    """Returns the source with the first configuration of each autotuned kernel alone."""
+    text = Text(source)
+    edits = []
+    for call in calls(text.tree, "triton.autotune", "autotune"):
+        found = keyword(call, "configs")
+        configs = found.value if found else call.args[0] if call.args else None
+        if configs is not None:
+            edits.append(text.swap(configs, f"({text.of(configs)})[:1]"))
+    return text.edited(edits)
 
 
 def _with_another_gene(source: str, rng: random.Random) -> str | None:
@@ -720,15 +826,15 @@ def _shuffled(items: Sequence[T], key: str) -> list[T]:
     return random.Random(hashlib.sha256(key.encode()).digest()).sample(list(items), len(items))
 
 
-def _in_turn(groups: Iterable[Sequence[T]]) -> Iterator[T]:
+def _in_turn(groups: Iterable[Iterable[T]]) -> Iterator[T]:
     """The first of each group, then the second of each, and so on."""
     for row in itertools.zip_longest(*groups):
         yield from (item for item in row if item is not None)
 
 
-def _first(variants: Iterable[Variant], count: int, without: Iterable[str]) -> list[Variant]:
-    """The first `count` that differ from each other and from the sources `without`."""
-    known = {candidate_id(source) for source in without}
+def _first(variants: Iterable[Variant], count: int, without: Iterable[RightKernel]) -> list[Variant]:
+    """The first `count` that differ from each other and from the kernels `without`."""
+    known = {_variant(kernel, PLAIN, kernel.source).id for kernel in without}
     found: list[Variant] = []
     for variant in variants:
         if len(found) == count:
@@ -737,11 +843,3 @@ def _first(variants: Iterable[Variant], count: int, without: Iterable[str]) -> l
             known.add(variant.id)
             found.append(variant)
     return found
-
-
-def tasks(only: Sequence[str] = ()) -> list[str]:
-    """Names of the built-in tasks, or of those asked for.  Raises ValueError for any other name."""
-    unknown = sorted(set(only) - set(task_names()))
-    if unknown:
-        raise ValueError(f"expected built-in tasks ({', '.join(task_names())}), got {', '.join(unknown)}")
-    return [name for name in task_names() if not only or name in only]

@@ -1,8 +1,9 @@
 """Finds inputs at which a kernel is wrong without evo's evaluator: it simply executes the kernel.
 
 It calls the Python entry on real tensors, in Triton's own interpreter (device "interpret") or on a GPU (device "cuda").
-It compares the result with the task's reference in float64.  These are our own sources, so they need no sandbox.  But a
-wrong kernel can crash its process or run for ever, so processes of their own execute them (`observe`).
+It compares the result with the task's reference in float64, or with what the seed kernel's own Python returns, if the
+task has no other reference.  These are sources that the user trusts, so they need no sandbox.  But a wrong kernel can
+crash its process or run for ever, so processes of their own execute them (`observe`).
 
 `python -m analysis.benchmarks.witnesses DEVICE` is such a process: a job is a line of JSON on its standard input, the
 answer a line on its standard output.  An answer that says "broken" is the last of its process.
@@ -17,6 +18,8 @@ The status of a kernel at a place (`PLACES`):
     invalid         it does not compile, or its host code raises
     unfinished      it did not end, or there was not enough memory
     right           none of these
+
+Instead of a place a job may name a rule of `peer_checks`; its status is then "accepted", "refused" or one of these.
 """
 
 from __future__ import annotations
@@ -33,12 +36,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import IO, Any
 
+from analysis.benchmarks import peer_checks
+from analysis.benchmarks.kernel_sets import tests_of
+from analysis.benchmarks.mutants import first_configuration
 from evo.core.records import Case
 from fitness.tasks.task import Task, load_task
 
@@ -70,7 +76,7 @@ _BETWEEN: Mapping[str, Sequence[str]] = {
 }
 
 Answer = dict[str, Any]
-Job = tuple[str, str, str, str]  # id, task, place, source
+Job = tuple[str, str, str, str]  # id, task, place or rule, source
 
 
 def cases_at(task: Task, place: str) -> list[Case]:
@@ -79,7 +85,8 @@ def cases_at(task: Task, place: str) -> list[Case]:
         return list(task.cases)
     if place == "cpu":
         return [case.on_cpu() for case in task.cases]
-    sizes = [{a: int(n) for a, n in (pair.split("=") for pair in text.split())} for text in _BETWEEN[task.name]]
+    texts = _BETWEEN.get(task.name, ())
+    sizes = [{a: int(n) for a, n in (pair.split("=") for pair in text.split())} for text in texts]
     return [Case(f"between-{i}", axes, task.cases[0].dtype, "holdout") for i, axes in enumerate(sizes)]
 
 
@@ -164,6 +171,54 @@ def _range(tensor: Any) -> tuple[int, int]:
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """Puts tensors on the CPU that host code wants on a GPU, and lets them say that they lie there."""
+    from torch import Tensor, device
+    from torch.overrides import TorchFunctionMode
+
+    def placed(value: Any) -> Any:
+        named = isinstance(value, (str, device)) and str(value).startswith("cuda")
+        return "cpu" if named or (type(value) is int and value == 0) else value
+
+    class OnCpu(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if function is Tensor.cuda:
+                return args[0]
+            if function == Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+                return True
+            if function is Tensor.to:
+                args = (args[0], *(placed(a) if isinstance(a, (str, device)) else a for a in args[1:]))
+            if kwargs.get("device") is not None:
+                kwargs["device"] = placed(kwargs["device"])
+            return function(*args, **kwargs)
+
+    with OnCpu():
+        yield
+
+
+def _choose_first_configurations() -> None:
+    """Makes `triton.autotune` take the first configuration: without a GPU, Triton cannot even make an autotuner."""
+    import triton
+    from triton.runtime.jit import KernelInterface
+
+    class FirstConfiguration(KernelInterface):  # type: ignore[misc, type-arg]
+        def __init__(self, kernel: Any, settings: Mapping[str, Any]) -> None:
+            self.fn, self._settings = kernel, settings
+
+        def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+            return self.fn.run(*args, grid=grid, warmup=warmup, **{**self._settings, **kwargs})
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.fn, name)
+
+    def autotune(configs: Sequence[Any], *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        return lambda kernel: FirstConfiguration(kernel, configs[0].kwargs)
+
+    triton.autotune = autotune
+
+
 class Lab:
     """Executes kernels on one device and compares what they return."""
 
@@ -174,18 +229,32 @@ class Lab:
         self.watch = AccessWatch() if device == "interpret" else None
         if self.watch is not None:
             device_facts: Any = lambda *_: SimpleNamespace(multi_processor_count=MULTIPROCESSORS)  # noqa: E731
+            nowhere: Any = lambda *_: nullcontext()  # noqa: E731
             torch.cuda.get_device_properties = device_facts
+            torch.cuda.device = torch.cuda.device_of = nowhere  # type: ignore[assignment, misc]
+            torch.cuda.synchronize = lambda *_: None
+            _choose_first_configurations()
         torch.use_deterministic_algorithms(True, warn_only=True)  # for the next line: empty memory is filled with NaN
         memory: Any = torch.utils.deterministic
         memory.fill_uninitialized_memory = True
         self._task: Task | None = None
+        self._loaded = ""
+        self._seed: ModuleType | None = None  # of a task whose reference is its seed kernel
         self._expected: dict[tuple[str, str], tuple[Any, int]] = {}  # with a sum of its bits
+        self._scripts = peer_checks.TestScripts()
         self._folder = tempfile.TemporaryDirectory(prefix="evo-witness-")
 
     def look(self, job: Job, soft_s: float = SOFT_S) -> Answer:
         """Tries a kernel at a place: returns the first inputs at which it is wrong, or the worst of those tried."""
         _, name, place, source = job
         begin = time.perf_counter()
+        if place in peer_checks.RULES:
+            found = self._by_rule(name, place, source)
+        else:
+            found = self._at(name, place, source, begin + soft_s)
+        return {**_known(job), **found, "seconds": round(time.perf_counter() - begin, 3)}
+
+    def _at(self, name: str, place: str, source: str, until: float) -> Answer:
         worst: Answer = {"status": "right", "error": 0.0}
         tried = 0
         if self.watch is not None:
@@ -194,7 +263,7 @@ class Lab:
             task = self._load(name)
             module = self._imported(source)
             for variant, case in _inputs(task, place):
-                if time.perf_counter() - begin > soft_s:
+                if time.perf_counter() > until:
                     worst["unfinished"] = True
                     break
                 found = self._once(task, getattr(module, task.entry), case, variant)
@@ -205,14 +274,71 @@ class Lab:
                     break
         except Exception as error:
             worst = self._raised(error)
-        seconds = round(time.perf_counter() - begin, 3)
-        return {**_known(job), **worst, "tried": tried, "seconds": seconds}
+        return {**worst, "tried": tried}
+
+    def _by_rule(self, name: str, rule: str, source: str) -> Answer:
+        """Returns what a rule of `peer_checks` says: "accepted", "refused"; "unfinished" for want of memory."""
+        import torch
+
+        if self.watch is not None:
+            self.watch.reset()
+        try:
+            task = self._load(name)
+            if rule == peer_checks.KERNELBENCH:
+                self._kernelbench(task, source)
+            else:
+                tests = tests_of(Path(name)).read_text(encoding="utf-8")
+                with self._own_code():
+                    self._scripts.check(task.needed_seed, source, tests, values=rule == peer_checks.TESTS)
+                    self._wait()
+            return {"status": "accepted"}
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            return {"status": "unfinished", "message": str(error)[:500]}
+        except Exception as error:
+            found = self._raised(error)
+            return {"status": "refused", "message": f"{type(error).__name__}: {error}"[:500]} | {
+                key: value for key, value in found.items() if key == "broken"
+            }
+
+    def _kernelbench(self, task: Task, source: str) -> None:
+        from fitness.tasks.task import run_reference
+        from fitness.verify import oracle
+
+        first = cases_at(task, "gpu" if self.place == "cuda" else "cpu")[0]
+        entry = getattr(self._imported(source), task.entry)
+
+        def draw(seed: int) -> Sequence[Any]:
+            return oracle.make_inputs(task, first, seed, device=self.place)
+
+        def kernel(*arguments: Any) -> list[Any]:
+            return self._outputs(task, entry, arguments)
+
+        def reference(*arguments: Any) -> Sequence[Any]:
+            if task.reference is None:
+                return self._outputs(task, getattr(self._original(task), task.entry), arguments)
+            return run_reference(task, arguments, copy=False, where=task.name)[1]
+
+        peer_checks.kernelbench(draw, reference, kernel)
+
+    def _outputs(self, task: Task, entry: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
+        """Returns what an entry returns, then the arguments that it writes."""
+        with self._own_code():
+            result = entry(*arguments)
+            self._wait()
+        outputs = list(result) if isinstance(result, (tuple, list)) else [] if result is None else [result]
+        return [*outputs, *(arguments[i] for i in task.written if arguments[i] is not None)]
 
     def _load(self, name: str) -> Task:
-        if self._task is None or self._task.name != name:
-            self._task = load_task(name, tried=True)
+        if self._task is None or self._loaded != name:
+            self._task, self._loaded, self._seed = load_task(name, tried=True), name, None
             self._expected.clear()
         return self._task
+
+    def _original(self, task: Task) -> ModuleType:
+        """Returns the module of the seed kernel, with the first configuration of each autotuned kernel."""
+        if self._seed is None:
+            self._seed = self._imported(first_configuration(task.needed_seed))
+        return self._seed
 
     def _imported(self, source: str) -> ModuleType:
         path = Path(self._folder.name) / f"kernel_{time.monotonic_ns()}.py"
@@ -220,8 +346,13 @@ class Lab:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        with self._own_code():
+            spec.loader.exec_module(module)
         return module
+
+    def _own_code(self) -> AbstractContextManager[None]:
+        """Around a kernel's own Python."""
+        return nullcontext() if self.watch is None else on_cpu()
 
     def _once(self, task: Task, entry: Callable[..., Any], case: Case, variant: str) -> Answer:
         from fitness.verify import oracle
@@ -234,15 +365,13 @@ class Lab:
         if self.watch is not None:
             self.watch.reset()
         try:
-            result = entry(*arguments)
-            self._wait()
+            outputs = self._outputs(task, entry, arguments)
         except Exception as error:
             return {**self._raised(error), **where}
         if not self._intact(case, variant):
             message = "an array that is not its own was written to"
             return {"status": "outside-write", "error": "inf", "message": message, "broken": True, **where}
-        outputs = list(result) if isinstance(result, (tuple, list)) else [] if result is None else [result]
-        off = error_of(expected, [*outputs, *(arguments[i] for i in task.written)])
+        off = error_of(expected, outputs)
         status = "wrong" if off > CLEAR else "unclear" if off > 1 else "right"
         if status == "right" and self.watch is not None and self.watch.read:
             status = "outside-read"
@@ -253,9 +382,28 @@ class Lab:
 
         key = (case.name, variant)
         if key not in self._expected:
-            expected = oracle.expect(task, case, 0, variant, device=self.place)
+            if task.reference is None:
+                expected = self._expect_of_seed(task, case, variant)
+            else:
+                expected = oracle.expect(task, case, 0, variant, device=self.place)
             self._expected[key] = expected, _bits(expected)
         return self._expected[key][0]
+
+    def _expect_of_seed(self, task: Task, case: Case, variant: str) -> Any:
+        """Returns what the seed kernel's own Python returns, as a right kernel's outputs; None if nothing is finite."""
+        import torch
+
+        from fitness.verify import oracle, seed_oracle
+
+        entry = getattr(self._original(task), task.entry)
+        plain = oracle.make_inputs(task, case, 0, variant, device=self.place)
+        moved = seed_oracle.moved(task, oracle.make_inputs(task, case, 0, variant, device=self.place), 0)
+        own, after = (self._outputs(task, entry, arguments) for arguments in (plain, moved))
+        if not all(isinstance(value, torch.Tensor) for value in own):
+            return None
+        own, after = [value.clone() for value in own], [value.clone() for value in after]
+        strides = [SimpleNamespace(strides=value.stride()) for value in own]
+        return seed_oracle.expect(task, plain, "", strides, own, after)  # type: ignore[arg-type]
 
     def _intact(self, case: Case, variant: str) -> bool:
         """Returns whether the expected values are unchanged: a kernel can write to them too."""
@@ -326,7 +474,7 @@ def _bits(expected: Any) -> int:
 
     if expected is None:
         return 0
-    return sum(int(o.contiguous().view(torch.uint8).sum(dtype=torch.int64)) for o in expected.outputs)
+    return sum(int(o.contiguous().reshape(-1).view(torch.uint8).sum(dtype=torch.int64)) for o in expected.outputs)
 
 
 def error_of(expected: Any, outputs: Sequence[Any]) -> float:
@@ -342,7 +490,8 @@ def error_of(expected: Any, outputs: Sequence[Any]) -> float:
         if budget is None:
             worst = worst if bool((got == exact).all()) else math.inf
             continue
-        off = (got.double() - exact).abs()
+        # A seed kernel's results need not be finite; then nothing is said about these elements.
+        off = torch.where(torch.isfinite(exact), (got.double() - exact).abs(), 0.0)
         if not got.numel():
             continue
         if not bool(torch.isfinite(off).all()):

@@ -44,8 +44,8 @@ def reported_error(raw: Any) -> JobError:
 class Limits:
     """What one job may use.
 
-    wall_s: seconds after which a job that does next to nothing is ended.  A busy job may take PATIENCE times as long:
-    jobs have a low priority, and a verdict must not depend on how busy the machine is.  A job with the GPU may not.
+    wall_s: seconds after which a job that does next to nothing is ended.  One that is busy or waits for a CPU may take
+    PATIENCE times as long: a verdict must not depend on how busy the machine is.  A job with the GPU may not.
     cpu_s: CPU seconds of each of its processes.
     """
 

@@ -34,6 +34,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -108,6 +109,7 @@ class _Child:
     started: float = field(default_factory=time.monotonic)
     checks: int = 0  # how often `check_progress` ran
     cpu_s: float = 0.0  # used at the last such check
+    waited_s: float = 0.0  # for a CPU, until the last such check
     data: bytearray = field(default_factory=bytearray)
     tail: bytearray = field(default_factory=bytearray)
     weigh_at: float = math.inf  # Time of the next `check_disk_use`.
@@ -119,12 +121,18 @@ class _Child:
         return self.started + (self.checks + 1) * self.limits.wall_s
 
     def check_progress(self) -> None:
-        """Kills the job at its deadline if its time is up, or if it did next to nothing since the last check."""
+        """Kills the job at its deadline if its time is up, or if it did next to nothing since the last check.
+
+        To wait for a CPU that others use is not to do nothing.
+        """
         self.checks += 1
-        before, self.cpu_s = self.cpu_s, _cpu_seconds(self.pid)
+        cpu_s, waited_s = _cpu_seconds(self.pid), _waited_seconds(self.pid)
+        # Less waiting than before: of a thread that ended meanwhile.
+        active = cpu_s - self.cpu_s + max(0.0, waited_s - self.waited_s)
+        self.cpu_s, self.waited_s = cpu_s, waited_s
         if self.checks * self.limits.wall_s >= self.limits.most_s(self.profile):
             self.kill("timeout")
-        elif self.cpu_s - before < BUSY * self.limits.wall_s:
+        elif active < BUSY * self.limits.wall_s:
             self.kill("idle")
 
     def check_disk_use(self) -> None:
@@ -149,13 +157,29 @@ class _Child:
 
 def _cpu_seconds(session: int) -> float:
     """CPU seconds used by the living processes of a session and by those they waited for, not by those that left it."""
-    ticks = 0
+    return sum(sum(map(int, fields[11:15])) for _, fields in _processes(session)) / _TICKS
+
+
+def _waited_seconds(session: int) -> float:
+    """Seconds that living threads of a session were ready to run and had no CPU; 0 if the kernel does not count them.
+
+    Source: the second number of /proc/PID/task/TID/schedstat, in nanoseconds.
+    """
+    waited = 0
+    for folder, _ in _processes(session):
+        for path in folder.glob("task/*/schedstat"):
+            with contextlib.suppress(OSError, IndexError):  # it ended meanwhile
+                waited += int(path.read_text(encoding="utf-8").split()[1])
+    return waited / 1e9
+
+
+def _processes(session: int) -> Iterator[tuple[Path, list[str]]]:
+    """Yields the folder of each living process of a session, and the fields of its `stat` from the state on."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it ended meanwhile
             fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             if int(fields[3]) == session:
-                ticks += sum(map(int, fields[11:15]))
-    return ticks / _TICKS
+                yield path.parent, fields
 
 
 class _Server:

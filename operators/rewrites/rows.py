@@ -271,7 +271,7 @@ class _Tile:
         """Makes what a loop starts from a value of each row: a number, or a filled tile."""
         if called(value) in _FILLED:
             shape = cast(cst.Tuple, cast(cst.Call, value).args[0].value)
-            self._edit(shape, lambda updated: expr(f"({self._rows}, {', '.join(code(e) for e in updated.elements)})"))
+            self._edit(shape, lambda new: expr(f"({self._rows}, {', '.join(code(e.value) for e in new.elements)})"))
         elif _number(value):
             self._edit(value, lambda updated: expr(f"tl.full(({self._rows},), {code(updated)}, dtype=tl.float32)"))
         else:
