@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-VERSION = 6
+VERSION = 7
 BATCH, TEXT_BATCH = 16384, 1024  # rows; whole sources and dialogues are 1 to 100 kB each, other rows 5 kB at most
 _TEXTS = ("sources", "llm_calls", "sft", "grpo")
 METADATA_KEY = "evo"  # of the Parquet file's key-value metadata; the value is JSON
@@ -157,6 +157,12 @@ _TABLES = (
             _VERDICT,
             _STAGE,
             *_SPEEDUP,
+            (
+                "bar",
+                _REAL,
+                "ratio",
+                "speedup to reach at a first look; below it, the verdict is `slow`; null: evaluated all the way",
+            ),
         ],
     ),
     _table(
@@ -189,7 +195,7 @@ _TABLES = (
                 _SMALL,
                 "",
                 "how far a candidate with this verdict came; 0: infrastructure; 1: rejected; 2: compile_error, "
-                "unsupported; 3: out_of_memory, runtime_error, timeout; 4: wrong; 5: duplicate, ok",
+                "unsupported; 3: out_of_memory, runtime_error, timeout, slow; 4: wrong; 5: duplicate, ok",
             ),
             ("message", _TEXT, "", 'why; "" if there is nothing to say'),
             *_SPEEDUP,

@@ -129,6 +129,7 @@ def search(
     guidance: str | None = None,
     baseline: str | None = None,
     allow_delegation: float | None = None,
+    progressive: bool = True,
     ray_address: str | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     progress: bool | Listener = False,
@@ -149,6 +150,7 @@ def search(
         "compile-tf32", all of PyTorch.
     allow_delegation: the least share of the work that own kernels do, if PyTorch may do the rest; None: as task.py
         says.
+    progressive: whether a candidate that a rule made ends at a first look if it is too slow to be a parent or the best.
     target: what to compile for, "sm_90" or "h100".  ray_address: of a Ray cluster that evaluates.
     workers: evaluations at once; None: as the CPUs and GPUs take.  islands: populations in a ring.
     screen_budget: most estimates that an operator may choose a draft by.
@@ -179,6 +181,7 @@ def search(
         guidance=guidance,
         baseline=baseline,
         allow_delegation=allow_delegation,
+        progressive=progressive,
         ray_address=ray_address,
     )
     wanted = read_settings(task, settings)

@@ -13,7 +13,7 @@ from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Verdict,
 from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.certify.certify import Certifier
 from fitness.cuda.gpus import find_gpus, measuring
-from fitness.evaluator import BackendResult, TaskEvaluator, chosen_configs
+from fitness.evaluator import BackendResult, Look, TaskEvaluator, chosen_configs
 from fitness.frontend.freeze import freeze
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target, sm_name
@@ -101,6 +101,12 @@ class GpuBackend:
         if self._certifier is None:
             self._certifier = Certifier(self._task, self._runner, self._gpu.eager())
         return _result_of(self._runner.prepare(_bundle(compiled)))
+
+    def look(self, source: str, compiled: CompiledCandidate, key: str) -> Look:
+        """Verifies a candidate once on each tune case and times it coarsely.  Raises Stop with the verdict."""
+        plans = {name: compiled.plans[name] for name in compiled.builds}
+        result = _result_of(self._runner.look(LaunchBundle(plans, compiled.builds, compiled.cubins), seed=key))
+        return Look(result.timings, result.seconds)
 
     def evaluate(self, source: str, compiled: CompiledCandidate, key: str) -> BackendResult:
         """Verifies and times a candidate.  A new champion is also certified.  Raises Stop with the verdict."""

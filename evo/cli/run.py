@@ -28,6 +28,7 @@ _SETTINGS = {
     **{name: name for name in ("budget", "seed", "strategy", "operators", "islands", "workers", "target", "gpus")},
     **{name: name for name in ("ray_address", "gpu_seconds", "screen_budget")},
     **{name: name for name in ("llm_concurrency", "max_tokens", "max_usd", "guidance", "baseline", "allow_delegation")},
+    "progressive": "progressive",
     "model": "models",
     "models": "models_file",
 }
@@ -63,6 +64,7 @@ def add(commands: Any) -> None:
     )
     common.add_devices(run)
     common.add_baseline(run)
+    common.add_full(run)
     run.add_argument(
         "--screen-budget",
         type=int,

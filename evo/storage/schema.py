@@ -16,7 +16,8 @@ from evo.core.text import quoted
 from evo.storage import folders
 from evo.storage.folders import FILE
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+READABLE = (2, SCHEMA_VERSION)  # schema 2 has no column `bar`: all candidates were evaluated all the way
 APPLICATION_ID = 0x65766F31  # "evo1": identifies a run among SQLite files.
 _BUSY_S = 10.0  # readers hold no locks that a writer waits for in WAL mode, but a checkpoint may
 
@@ -43,7 +44,8 @@ CREATE TABLE proposals (
     seed INTEGER NOT NULL,
     note TEXT NOT NULL,
     cost TEXT NOT NULL,
-    at REAL NOT NULL
+    at REAL NOT NULL,
+    bar TEXT
 );
 CREATE TABLE evaluations (
     finished INTEGER PRIMARY KEY,
@@ -119,9 +121,11 @@ CREATE TEMP VIEW evaluations AS
     UNION ALL SELECT * FROM main.evaluations WHERE verdict != 'ok';
 CREATE TEMP {TRIALS_VIEW}"""
 
-# Runs of earlier versions did not store what an answer held before its parameters were tuned.
-_HAS_ANSWERED = "SELECT EXISTS(SELECT 1 FROM pragma_table_info('llm_calls') WHERE name = 'answered_source')"
-_WITHOUT_ANSWERED = "CREATE TEMP VIEW llm_calls AS SELECT *, NULL AS answered_source FROM main.llm_calls"
+# Columns that runs of earlier versions lack, by table: what an answer held before its parameters were tuned; the bar of
+# a first look.
+_LATER = {"llm_calls": "answered_source", "proposals": "bar"}
+_HAS = "SELECT EXISTS(SELECT 1 FROM pragma_table_info('{}') WHERE name = '{}')"
+_WITHOUT = "CREATE TEMP VIEW {0} AS SELECT *, NULL AS {1} FROM main.{0}"
 
 
 def _open(path: Path, *, uri: str = "", check_same_thread: bool = True) -> sqlite3.Connection:
@@ -169,15 +173,16 @@ def connect_to_read(folder: Path) -> sqlite3.Connection:
     except sqlite3.DatabaseError as error:
         db.close()
         raise damaged(path, error) from error
-    if application != APPLICATION_ID or version != SCHEMA_VERSION:
+    if application != APPLICATION_ID or version not in READABLE:
         db.close()
         found = f"schema {version}" if application == APPLICATION_ID else "another program's database"
         raise StoreError(
             f"expected a run of schema {SCHEMA_VERSION} in {path}, got {found}; read it with the version that wrote it"
         )
     try:
-        if not db.execute(_HAS_ANSWERED).fetchone()[0]:
-            db.execute(_WITHOUT_ANSWERED)
+        for place in _LATER.items():
+            if not db.execute(_HAS.format(*place)).fetchone()[0]:
+                db.execute(_WITHOUT.format(*place))
     except sqlite3.DatabaseError as error:
         db.close()
         raise damaged(path, error) from error
