@@ -28,7 +28,7 @@ from fitness.gpu.program import Program
 from fitness.gpu.programs import WARM_UP, Loaded, Programs
 from fitness.gpu.runner import LaunchBundle, Report
 from fitness.gpu.timer import PairedBlock, Timer
-from fitness.gpu.timing import Stopping, counts, paired_ratio
+from fitness.gpu.timing import Stopping, counts, paired_ratio, resolution
 from fitness.gpu.verification import FRESH, VerificationSummary, Verifier
 from fitness.interpreter.delegation import check_share
 from fitness.tasks import other_inputs
@@ -303,7 +303,12 @@ class Benchmark:
         check_roofline(self.task, case, self.facts, time_us)
 
     def _terms(self, case: Case, found: PairedBlock, floor: float, copies: int) -> dict[str, float]:
-        """Returns what is stored beside the times: how they were taken, and rates against the measured ceilings."""
+        """Returns what is stored beside the times: how they were taken, and rates against the measured ceilings.
+
+        floor: of the baseline beside itself; the resolution of the samples may be coarser.
+        """
+        sample_us = copies * min(statistics.median(found.own_us), statistics.median(found.baseline_us))
+        floor = max(floor, resolution(sample_us))
         terms = {"noise_floor": floor, SIGNIFICANT: float(counts(found.ratio, floor))}
         terms |= {"launches_per_sample": float(copies), "pairs": float(found.ratio.pairs)}
         terms |= {"blocks_retaken": float(found.retaken), "baseline_drift": found.drift}
