@@ -34,6 +34,7 @@ class SharedGpu:
         """Starts nothing yet.  device: CUDA index of the GPU."""
         self.device = device
         self._asking = threading.Lock()
+        self.profiling = threading.Lock()  # one profiler at a time: several would only keep processors from compiling
         self._facts: Mapping[str, Any] = {}
         self._eager: Zygote | None = None
 
@@ -142,9 +143,8 @@ class GpuBackend:
         return replace(result, environment=environment, seconds=seconds)
 
     def certify(self, source: str, key: str) -> Certificate:
-        """Returns the full certificate."""
-        with self._runner.idle():
-            return self._prepared().full(source, seed=key)
+        """Returns the full certificate.  Others may use the GPU while it compiles and while its processes start."""
+        return self._prepared().full(source, seed=key)
 
     def _prepared(self) -> Certifier:
         if self._certifier is None:
@@ -152,9 +152,9 @@ class GpuBackend:
         return self._certifier
 
     def counters(self, bundle: LaunchBundle, case: str) -> Counters:
-        """Returns hardware counters, read while nothing else runs on this runner.  Raises NoCounters."""
-        with self._runner.idle():
-            return counters(self._task.folder, bundle, case, device=self._gpu.device)
+        """Returns hardware counters, read one case at a time while nothing else runs on the GPU.  Raises NoCounters."""
+        with self._gpu.profiling:
+            return counters(self._task.folder, bundle, case, gpu=self._facts["uuid"])
 
     def close(self) -> None:
         self._runner.close()
