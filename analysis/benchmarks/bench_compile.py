@@ -1,11 +1,11 @@
-"""Measures where the time of compiling a candidate goes, without a GPU.
+"""Measures what takes the time of compiling a candidate, without a GPU.
 
     python -m analysis.benchmarks.bench_compile [--tasks softmax,matmul]
 
-The seed kernel of each task takes the path of a measured candidate: its tune cases, then its holdout cases.  Each job
-in the sandbox is timed from outside, and the same work is done again in this process, in which Triton says how long its
-stages take.  "around" is the rest: the fork, the transfer, reading the machine code.  Times are of one core, in
-milliseconds.
+The seed kernel of each task takes the path of a measured candidate: its tune and its holdout cases.  Each job in the
+sandbox is timed from outside.  Then the same work is done again in this process, in which Triton says what each stage
+took.  "rest of the work" is what Triton does not say, with reading the machine code.  Times are wall time in
+milliseconds.  Run it on an idle machine: jobs have a low priority.
 """
 
 from __future__ import annotations
