@@ -74,7 +74,7 @@ def row(name: str) -> str:
             scratch.mkdir()
             compiling.job(payload, scratch)
         inside_ms = 1e3 * (time.perf_counter() - begin)
-    parts: Counter[str] = Counter()
+    parts = dict.fromkeys(STAGES.values(), 0.0)
     for stage, kind in STAGES.items():
         parts[kind] += found[stage] / 1e3
     outside_ms = 1e3 * sum(seconds for _, seconds in jobs)
