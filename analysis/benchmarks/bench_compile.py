@@ -85,7 +85,7 @@ def row(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", default="softmax,layernorm,matmul,attention")
+    parser.add_argument("--tasks", default="softmax,layer_norm,matmul,attention")
     names = parser.parse_args().tasks.split(",")
     kinds = " | ".join(dict.fromkeys(STAGES.values()))
     print(f"| seed of | jobs | kernels | {kinds} | rest of the work | jobs, from outside |")
