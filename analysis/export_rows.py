@@ -36,10 +36,10 @@ def runs(run: RunReader) -> Iterator[Row]:
 def trials(run: RunReader) -> Iterator[Row]:
     for row in tables.trial_rows(run):
         trial, candidate, operator, parents, island, seed, note, cost, at = row[:9]
-        finished, finished_at, seconds, *verdict, estimated = row[9:]
+        finished, finished_at, seconds, *verdict, estimated, bar = row[9:]
         yield (
             trial, candidate, operator, json.loads(parents), island, seed, note, json.loads(cost), _time(at),
-            finished, _time(finished_at), seconds, *verdict, _flag(estimated),
+            finished, _time(finished_at), seconds, *verdict, _flag(estimated), bar,
         )  # fmt: skip
 
 

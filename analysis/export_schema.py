@@ -158,6 +158,12 @@ _TABLES = (
             _VERDICT,
             _STAGE,
             *_SPEEDUP,
+            (
+                "bar",
+                _REAL,
+                "ratio",
+                "speedup to reach at a first look; below it, the verdict is `slow`; null: evaluated all the way",
+            ),
         ],
     ),
     _table(
@@ -190,7 +196,7 @@ _TABLES = (
                 _SMALL,
                 "",
                 "how far a candidate with this verdict came; 0: infrastructure; 1: rejected; 2: compile_error, "
-                "unsupported; 3: out_of_memory, runtime_error, timeout; 4: wrong; 5: duplicate, ok",
+                "unsupported; 3: out_of_memory, runtime_error, timeout, slow; 4: wrong; 5: duplicate, ok",
             ),
             ("message", _TEXT, "", 'why; "" if there is nothing to say'),
             *_SPEEDUP,

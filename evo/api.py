@@ -130,6 +130,7 @@ def search(
     baseline: str | None = None,
     allow_delegation: float | None = None,
     stop_at_attainable: float | str | None = STOP_AT,
+    progressive: bool = True,
     ray_address: str | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     progress: bool | Listener = False,
@@ -152,6 +153,7 @@ def search(
         says.
     stop_at_attainable: the run ends once its best kernel has this share of the attainable speed (docs/estimate.md) in
         every tune case; "off" or None: it does not.
+    progressive: whether a candidate that a rule made ends at a first look if it is too slow to be a parent or the best.
     target: what to compile for, "sm_90" or "h100".  ray_address: of a Ray cluster that evaluates.
     workers: evaluations at once; None: as the CPUs and GPUs take.  islands: populations in a ring.
     screen_budget: most estimates that an operator may choose a draft by.
@@ -183,6 +185,7 @@ def search(
         baseline=baseline,
         allow_delegation=allow_delegation,
         stop_at_attainable=stop_at_attainable,
+        progressive=progressive,
         ray_address=ray_address,
     )
     wanted = read_settings(task, settings)

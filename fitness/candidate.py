@@ -111,10 +111,10 @@ class FrontEnd:
             self._screen,
         ]
         if not self._measured:
-            stages.append(self._estimate)
+            stages.append(self._estimate_timed)
         with scratch_folder(self._root) as scratch:
             for stage in stages:
-                begin, name = time.perf_counter(), stage.__name__.strip("_")
+                begin, name = time.perf_counter(), stage.__name__.strip("_").partition("_")[0]
                 with surviving(name):
                     stage(source, compiled, scratch)
                 compiled.seconds[name] = time.perf_counter() - begin
@@ -162,24 +162,27 @@ class FrontEnd:
         }
 
     def complete(self, source: str, compiled: CompiledCandidate) -> CompiledCandidate:
-        """Returns the candidate with the builds that are verified and not timed.
+        """Returns the candidate with the builds that are verified and not timed, and, without a GPU, with their traces.
 
         A duplicate does not need them.  Only a GPU needs their machine code.  Raises Stop.
         """
         if not compiled.unbuilt:
             return compiled
         whole = dataclasses.replace(
-            compiled, unbuilt=(), seconds=dict(compiled.seconds)
+            compiled, unbuilt=(), seconds=dict(compiled.seconds), work=dict(compiled.work)
         )  # others may be reading `compiled`
         begin = time.perf_counter()
         with scratch_folder(self._root) as scratch, surviving("compile"):
             self._compile_cases(source, whole, scratch, compiled.unbuilt, label="rest", machine_code=self._measured)
         whole.seconds["compile"] += time.perf_counter() - begin
-        # made with configurations of which some have now been left out
-        if whole.estimates and whole.left_out != compiled.left_out:
-            whole.choices, whole.estimates = {}, {}
+        if not self._measured:
+            begin = time.perf_counter()
             with scratch_folder(self._root) as scratch, surviving("estimate"):
-                self._estimate(source, whole, scratch)
+                if whole.left_out != compiled.left_out:  # estimates were made with configurations that are left out now
+                    whole.choices, whole.estimates, whole.work = {}, {}, {}
+                    self._estimate(source, whole, scratch, self._tune())
+                self._estimate(source, whole, scratch, compiled.unbuilt)
+            whole.seconds["estimate"] += time.perf_counter() - begin
         return whole
 
     def estimates(self, source: str, compiled: CompiledCandidate) -> Estimates:
@@ -188,7 +191,7 @@ class FrontEnd:
             compiled, choices={}, work={}, estimates={}
         )  # other threads may be reading `compiled`
         with scratch_folder(self._root) as scratch:
-            self._estimate(source, trial, scratch)
+            self._estimate(source, trial, scratch, self._tune())
         return trial.estimates
 
     @property
@@ -317,15 +320,22 @@ class FrontEnd:
             {name: (compiled.plans[name], compiled.builds[name]) for name in self._tune()}
         )
 
-    def _estimate(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
-        """Traces sampled programs at the target's sizes, chooses configurations, estimates each tune case."""
-        cases = self._calls.tune if self._measured else self.task.cases
+    def _estimate_timed(self, source: str, compiled: CompiledCandidate, scratch: Path) -> None:
+        """Estimates what is compiled: the tune cases of a candidate, all cases of the seed."""
+        self._estimate(source, compiled, scratch, [name for name in self._at_target() if name in compiled.builds])
+
+    def _estimate(self, source: str, compiled: CompiledCandidate, scratch: Path, names: Sequence[str]) -> None:
+        """Traces sampled programs of these cases at the target's sizes, and estimates the tune cases among them.
+
+        The first call, which has all tune cases, chooses the configurations.
+        """
         with scratch_folder(scratch) as own:
-            traces = self._traced(source, compiled, [case.name for case in cases], own)
-        choice = self._choose(compiled, traces)
-        for call, plan in compiled.plans.items():
-            compiled.choices[call] = [choice.get((s.kernel, len(s.configs)), 0) for s in plan.launches]
-        for case in cases:
+            traces = self._traced(source, compiled, names, own)
+        if not compiled.choices:
+            choice = self._choose(compiled, traces)
+            for call, plan in compiled.plans.items():
+                compiled.choices[call] = [choice.get((s.kernel, len(s.configs)), 0) for s in plan.launches]
+        for case in (case for case in self.task.cases if case.name in names):
             name = case.name
             found = seen(compiled.plans[name], compiled.choices[name], traces[name])
             chosen = zip(compiled.choices[name], traces[name], strict=True)

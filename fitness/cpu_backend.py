@@ -13,7 +13,7 @@ from evo.core.records import PYTORCH_IS_RIGHT, Candidate, Certificate, Timing
 from fitness.candidate import CompiledCandidate, Estimates, FrontEnd
 from fitness.certify.certify import not_run
 from fitness.estimate import time_model as model
-from fitness.evaluator import BackendResult, TaskEvaluator
+from fitness.evaluator import BackendResult, Look, TaskEvaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.gpu.runner import LaunchBundle
@@ -102,6 +102,10 @@ class CpuBackend:
                     verify_seed([*self._added, case])
                     self._added.append(case)
             return found
+
+    def look(self, source: str, compiled: CompiledCandidate, key: str) -> Look:
+        """Returns the estimated times, which are its times; nothing is executed."""
+        return Look(self._timings(compiled))
 
     def evaluate(self, source: str, compiled: CompiledCandidate, key: str) -> BackendResult:
         """Verifies the candidate and returns its estimated times.  Raises Stop with the verdict."""

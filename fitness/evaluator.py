@@ -25,6 +25,7 @@ from evo.core.errors import EvoError, TaskError
 from evo.core.records import (
     GPU_FACTS,
     PYTORCH_CALL,
+    Bar,
     Build,
     Candidate,
     Certificate,
@@ -34,6 +35,7 @@ from evo.core.records import (
     SeedEstimate,
     Timing,
     Verdict,
+    fitness_of,
     weighted_geometric_mean,
 )
 from fitness.candidate import CompiledCandidate, Estimates
@@ -53,6 +55,14 @@ from fitness.tasks.task import Task
 from fitness.tasks.work import work_of
 
 Choices = Mapping[str, Sequence[int]]  # call name -> configuration of each launch
+
+
+@dataclass(frozen=True)
+class Look:
+    """A first look at the tune cases of a candidate: coarse times, one for each case."""
+
+    timings: tuple[Timing, ...]
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage, as those of a BackendResult
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,13 @@ class Backend(Protocol):
         """
         ...
 
+    def look(self, source: str, compiled: CompiledCandidate, key: str) -> Look:
+        """Takes coarse times of a candidate that is compiled for the tune cases alone.
+
+        Raises Stop if it is found to be wrong.  A candidate that goes on is evaluated from the start, on other inputs.
+        """
+        ...
+
     def evaluate(self, source: str, compiled: CompiledCandidate, key: str) -> BackendResult:
         """Verifies and times; `key` keys the inputs.  Raises Stop with the verdict."""
         ...
@@ -166,10 +183,13 @@ class TaskEvaluator:
             raise _seed_error(self.task, evaluation.verdict, evaluation.stage, evaluation.message)
         return evaluation
 
-    def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+    def evaluate(
+        self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+    ) -> Evaluation:
         """Returns the verdict on `candidate`.
 
-        seed: keys the inputs; known: maps plan hashes to evaluated candidates.
+        seed: keys the inputs; known: maps plan hashes to evaluated candidates; bar: if it is above what a first look
+        shows, the candidate is SLOW, and neither its holdout cases nor its results are fully checked.
         """
         compiled = self._compile(candidate.source)
         if isinstance(compiled, Stop):
@@ -180,11 +200,31 @@ class TaskEvaluator:
             return self._failure(
                 candidate, Stop("screen", Verdict.DUPLICATE, message), compiled, duplicate_of=duplicate
             )
+        key = f"{candidate.id}:{seed}"
+        looked = Look(()) if bar is None else self._look(candidate, compiled, key, bar)
+        if isinstance(looked, Evaluation):
+            return looked
         whole = self._whole(candidate.source, compiled)
         if isinstance(whole, Stop):
-            return self._failure(candidate, whole, CompiledCandidate())
-        key = f"{candidate.id}:{seed}"
-        return self._evaluate(candidate, whole, lambda: self._backend.evaluate(candidate.source, whole, key))
+            return self._failure(candidate, whole, CompiledCandidate(), looked.seconds)
+        return self._evaluate(
+            candidate, whole, lambda: self._backend.evaluate(candidate.source, whole, key), looked.seconds
+        )
+
+    def _look(self, candidate: Candidate, compiled: CompiledCandidate, key: str, bar: Bar) -> Evaluation | Look:
+        """Returns a first look, or the evaluation that it ends."""
+        begin = time.perf_counter()
+        try:
+            with surviving(self._backend.stage):
+                look = self._backend.look(candidate.source, compiled, f"look:{key}")
+        except Stop as stop:
+            return self._failure(candidate, stop, compiled, self._seconds(stop, time.perf_counter() - begin))
+        seconds = self._seconds(look, time.perf_counter() - begin) if look.seconds else {}
+        if not bar.is_above(look.timings):
+            return Look(look.timings, seconds)
+        message = f"{fitness_of(look.timings)} at a first look, below the {bar} of a possible parent"
+        slow = Stop("look", Verdict.SLOW, message)
+        return self._failure(candidate, slow, compiled, seconds, look=look.timings)
 
     def certify(self, source: str, *, seed: int) -> Certificate:
         """Returns the certificate of a source that was OK (frozen, if it was autotuned).  Call it after `prepare`."""
@@ -364,15 +404,22 @@ class TaskEvaluator:
     # --- evaluations -------------------------------------------------------------------------------------------------
 
     def _evaluate(
-        self, candidate: Candidate, compiled: CompiledCandidate, run: Callable[[], BackendResult]
+        self,
+        candidate: Candidate,
+        compiled: CompiledCandidate,
+        run: Callable[[], BackendResult],
+        earlier: Mapping[str, float] = MappingProxyType({}),
     ) -> Evaluation:
+        """Returns the evaluation of what `run` finds.  earlier: seconds of a first look, which count too."""
         begin = time.perf_counter()
         try:
             with surviving(self._backend.stage):
                 result = run()
-                return self._passed(candidate, compiled, result, self._seconds(result, time.perf_counter() - begin))
+                seconds = _sum(earlier, self._seconds(result, time.perf_counter() - begin))
+                return self._passed(candidate, compiled, result, seconds)
         except Stop as stop:
-            return self._failure(candidate, stop, compiled, self._seconds(stop, time.perf_counter() - begin))
+            seconds = _sum(earlier, self._seconds(stop, time.perf_counter() - begin))
+            return self._failure(candidate, stop, compiled, seconds)
 
     def _passed(
         self, candidate: Candidate, compiled: CompiledCandidate, result: BackendResult, backend_s: Mapping[str, float]
@@ -405,7 +452,7 @@ class TaskEvaluator:
                 found[case.name] = least_us
         return found
 
-    def _seconds(self, found: BackendResult | Stop, wall_s: float) -> Mapping[str, float]:
+    def _seconds(self, found: BackendResult | Look | Stop, wall_s: float) -> Mapping[str, float]:
         """Returns seconds by stage. "wait" is the time that a backend with its own clock did not count."""
         if not found.seconds:
             return {self._backend.stage: wall_s}
@@ -433,6 +480,7 @@ class TaskEvaluator:
         backend_s: Mapping[str, float] = MappingProxyType({}),
         *,
         duplicate_of: str = "",
+        look: tuple[Timing, ...] = (),
     ) -> Evaluation:
         return Evaluation(
             candidate=candidate.id,
@@ -441,6 +489,7 @@ class TaskEvaluator:
             message=stop.message,
             findings=stop.findings,
             builds=self._chosen_builds(compiled, compiled.choices) if compiled.choices else (),
+            look=look,
             plan_hash=compiled.plan_hash,
             duplicate_of=duplicate_of,
             seconds={**compiled.seconds, **backend_s},
@@ -468,6 +517,10 @@ def chosen_configs(compiled: CompiledCandidate, choices: Choices) -> dict[str, C
             if config.label and found.setdefault(launch.kernel, config).label != config.label:
                 return {}
     return found
+
+
+def _sum(some: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+    return {stage: some.get(stage, 0.0) + others.get(stage, 0.0) for stage in {**some, **others}}
 
 
 def _estimated_speedup(

@@ -13,7 +13,7 @@ from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Verdict,
 from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.certify.certify import Certifier
 from fitness.cuda.gpus import find_gpus, measuring
-from fitness.evaluator import BackendResult, TaskEvaluator, chosen_configs
+from fitness.evaluator import BackendResult, Look, TaskEvaluator, chosen_configs
 from fitness.frontend.freeze import freeze
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target, sm_name
@@ -34,6 +34,7 @@ class SharedGpu:
         """Starts nothing yet.  device: CUDA index of the GPU."""
         self.device = device
         self._asking = threading.Lock()
+        self.profiling = threading.Lock()  # one profiler at a time: several would only keep processors from compiling
         self._facts: Mapping[str, Any] = {}
         self._eager: Zygote | None = None
 
@@ -102,6 +103,12 @@ class GpuBackend:
             self._certifier = Certifier(self._task, self._runner, self._gpu.eager())
         return _result_of(self._runner.prepare(_bundle(compiled)))
 
+    def look(self, source: str, compiled: CompiledCandidate, key: str) -> Look:
+        """Verifies a candidate once on each tune case and times it coarsely.  Raises Stop with the verdict."""
+        plans = {name: compiled.plans[name] for name in compiled.builds}
+        result = _result_of(self._runner.look(LaunchBundle(plans, compiled.builds, compiled.cubins), seed=key))
+        return Look(result.timings, result.seconds)
+
     def evaluate(self, source: str, compiled: CompiledCandidate, key: str) -> BackendResult:
         """Verifies and times a candidate.  A new champion is also certified.  Raises Stop with the verdict."""
         result = _result_of(self._runner.evaluate(_bundle(compiled), seed=key))
@@ -136,9 +143,8 @@ class GpuBackend:
         return replace(result, environment=environment, seconds=seconds)
 
     def certify(self, source: str, key: str) -> Certificate:
-        """Returns the full certificate."""
-        with self._runner.idle():
-            return self._prepared().full(source, seed=key)
+        """Returns the full certificate.  Others may use the GPU while it compiles and while its processes start."""
+        return self._prepared().full(source, seed=key)
 
     def _prepared(self) -> Certifier:
         if self._certifier is None:
@@ -146,9 +152,9 @@ class GpuBackend:
         return self._certifier
 
     def counters(self, bundle: LaunchBundle, case: str) -> Counters:
-        """Returns hardware counters, read while nothing else runs on this runner.  Raises NoCounters."""
-        with self._runner.idle():
-            return counters(self._task.folder, bundle, case, device=self._gpu.device)
+        """Returns hardware counters, read one case at a time while nothing else runs on the GPU.  Raises NoCounters."""
+        with self._gpu.profiling:
+            return counters(self._task.folder, bundle, case, gpu=self._facts["uuid"])
 
     def close(self) -> None:
         self._runner.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator, genes, score
-from evo.core.records import Build, Candidate, Check, Evaluation, Fitness, Proposal, Timing, Trial, Verdict
+from evo.core.records import Bar, Build, Candidate, Check, Evaluation, Fitness, Proposal, Timing, Trial, Verdict
 from evo.core.settings import RunConfig
 from evo.search.engine import Engine, EngineOutcome
 from evo.storage.queries import RunInfo
@@ -57,14 +57,16 @@ class SlowEvaluator(InstantEvaluator):
     def prepare(self) -> Evaluation:
         return InstantEvaluator().prepare()
 
-    def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+    def evaluate(
+        self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+    ) -> Evaluation:
         with self._lock:
             self.evaluated.append(candidate.id)
             if self.log is not None:
                 with self.log.open("a") as log:
                     log.write(candidate.id + "\n")
         time.sleep(self.sleep_s)
-        return super().evaluate(candidate, seed=seed, known=known)
+        return super().evaluate(candidate, seed=seed, known=known, bar=bar)
 
     def screen(self, sources: Sequence[str]) -> list[float | None]:
         self.screened += sources
@@ -74,8 +76,10 @@ class SlowEvaluator(InstantEvaluator):
 class MeasuringEvaluator(SlowEvaluator):
     """Says that a GPU took 0.5 to 1.5 s, a function of the source, after a wait that is nobody's."""
 
-    def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
-        evaluation = super().evaluate(candidate, seed=seed, known=known)
+    def evaluate(
+        self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+    ) -> Evaluation:
+        evaluation = super().evaluate(candidate, seed=seed, known=known, bar=bar)
         return dataclasses.replace(evaluation, seconds={"time": 0.5 + int(candidate.id[:4], 16) / 0xFFFF, "wait": 9.0})
 
 

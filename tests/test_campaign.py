@@ -57,6 +57,7 @@ def test_ready_variants_take_one_part_away(tmp_path: Path) -> None:
         "no-archive": {"archive_share"},
         "no-memetic": {"screen_budget"},
         "no-surrogate": {"surrogate"},
+        "no-progressive": {"progressive"},
         "hillclimb": {"strategy", "operators"},
         "random": {"strategy", "operators"},
     }

@@ -442,6 +442,31 @@ def test_without_the_tool_the_check_is_not_run(task, tmp_path):
     assert certify._sanitized(finding) == Evidence("memcheck", "not run", "compute-sanitizer is not installed")
 
 
+def test_the_tools_of_a_full_certificate_start_at_once(monkeypatch, tmp_path, certifier):
+    """Each waits until the other has started; the runner is not held meanwhile."""
+    from fitness.gpu.runner import LaunchBundle
+
+    tool = tmp_path / "tool"
+    tool.write_text(
+        "#!/bin/sh\n"
+        f'touch "{tmp_path}/$2"\n'
+        f'while [ ! -e "{tmp_path}/memcheck" ] || [ ! -e "{tmp_path}/racecheck" ]; do sleep 0.05; done\n'
+        "echo '========= ERROR SUMMARY: 0 errors'\n"
+        "echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)'\n"
+        'for last; do :; done; echo "finished: on $last"\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setattr("fitness.certify.sanitize.find_tool", lambda name: str(tool))
+    mine = certifier()
+    monkeypatch.setattr(mine, "_gpu", "GPU-1")
+    monkeypatch.setattr(mine, "_bundle", lambda *_: LaunchBundle({}, {}, {}))
+    certificate = mine.full(RIGHT, seed="s")
+    assert certificate.verdict is Verdict.OK, certificate
+    found = {check.what: check for check in certificate.checks}
+    assert all(found[name].outcome == "passed" for name in ("memcheck", "racecheck"))
+    assert all(found[name].detail.endswith("on GPU-1") for name in ("memcheck", "racecheck"))
+
+
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
-from evo.core.records import Candidate, Evaluation, StopReason, Trial, Verdict
+from evo.core.records import Bar, Candidate, Evaluation, StopReason, Trial, Verdict
 from evo.search.budget import gpu_seconds
 from evo.search.engine import stored_screen
 from evo.search.strategies import STRATEGIES
@@ -146,10 +146,12 @@ def test_several_workers_evaluate_at_once_and_each_proposal_once(tmp_path: Path)
     barrier, calls = threading.Barrier(3, timeout=30), itertools.count()
 
     class Together(SlowEvaluator):
-        def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+        def evaluate(
+            self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+        ) -> Evaluation:
             if next(calls) < 3:
                 barrier.wait()  # passes only if three evaluations are under way
-            return super().evaluate(candidate, seed=seed, known=known)
+            return super().evaluate(candidate, seed=seed, known=known, bar=bar)
 
     evaluator = Together()
     with create(tmp_path, workers=3, budget=40) as store:
@@ -171,9 +173,11 @@ def test_one_worker_knows_all_results_before_it_asks(tmp_path: Path) -> None:
 class Exhausting(InstantEvaluator):
     """Nothing but the seed is right."""
 
-    def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+    def evaluate(
+        self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+    ) -> Evaluation:
         if candidate.source == SEED_SOURCE:
-            return super().evaluate(candidate, seed=seed, known=known)
+            return super().evaluate(candidate, seed=seed, known=known, bar=bar)
         return Evaluation(candidate.id, Verdict.WRONG, "verify", message="wrong")
 
 
@@ -189,8 +193,10 @@ def test_an_exhausted_space_ends_the_run(tmp_path: Path) -> None:
 
 def test_a_failing_evaluator_is_asked_twice(tmp_path: Path) -> None:
     class Failing(SlowEvaluator):
-        def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
-            evaluation = super().evaluate(candidate, seed=seed, known=known)
+        def evaluate(
+            self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+        ) -> Evaluation:
+            evaluation = super().evaluate(candidate, seed=seed, known=known, bar=bar)
             tries = self.evaluated.count(candidate.id)
             if len(self.evaluated) <= 3 or tries == 2:
                 return Evaluation(candidate.id, Verdict.INFRASTRUCTURE, "record", message="no space")
@@ -206,10 +212,12 @@ def test_a_failing_evaluator_is_asked_twice(tmp_path: Path) -> None:
 
 def test_a_bug_in_the_evaluator_is_not_a_verdict(tmp_path: Path) -> None:
     class Broken(InstantEvaluator):
-        def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+        def evaluate(
+            self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+        ) -> Evaluation:
             if candidate.source != SEED_SOURCE:
                 raise ZeroDivisionError("bug")
-            return super().evaluate(candidate, seed=seed, known=known)
+            return super().evaluate(candidate, seed=seed, known=known, bar=bar)
 
     with create(tmp_path) as store:
         with pytest.raises(ZeroDivisionError):

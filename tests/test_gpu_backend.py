@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from evo.core.errors import EvoError
-from evo.core.records import Candidate, Certificate, Check, Timing, Verdict, score
+from evo.core.records import Bar, Candidate, Certificate, Check, Timing, Verdict, score
 from fitness import gpu_backend
 from fitness.candidate import CompiledCandidate
 from fitness.cpu_backend import CpuEvaluator
@@ -234,6 +234,29 @@ def test_what_the_gpu_was_not_used_for_is_waiting(zygote):
         evaluator._backend = backend_of(Report(Verdict.WRONG, "verify", "not equal"))
         seconds = evaluator.evaluate(Candidate(task.seed_source), seed=0, known={}).seconds
         assert seconds["time"] == 0.25 and seconds["wait"] >= 0 and "compile" in seconds
+
+
+def test_a_first_look_on_a_gpu_asks_for_what_is_compiled_and_its_seconds_count(zygote):
+    asked: list[LaunchBundle] = []
+
+    class Looks(Reports):
+        def look(self, bundle: LaunchBundle, *, seed: str) -> Report:
+            asked.append(bundle)
+            assert seed.startswith("look:")
+            return replace(ok(0.5), seconds=0.5)
+
+    task = load_task("softmax")
+    with GpuEvaluator(task, get_target("sm_90"), zygote=zygote) as evaluator:
+        backend: Any = GpuBackend(task)
+        backend._runner = Looks(Report(Verdict.WRONG, "verify", "not equal"))
+        evaluator._backend = backend
+        source = Candidate(task.needed_seed + "\nNEW = 1\n")
+        ended = evaluator.evaluate(source, seed=0, known={}, bar=Bar(1.0))
+        tune = {c.name for c in task.cases if c.role == "tune"}
+        assert ended.verdict is Verdict.SLOW and ended.seconds["time"] == 0.5
+        assert set(asked[0].plans) == set(asked[0].builds) == tune
+        passed = evaluator.evaluate(source, seed=0, known={}, bar=Bar(0.4))
+        assert passed.verdict is Verdict.WRONG and passed.seconds["time"] == 0.75
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,4 +92,23 @@ def test_other_gpus_have_other_turns(tmp_path: Path) -> None:
 def test_an_error_gives_the_turn_back(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="oops"), GpuLock("GPU-1", tmp_path).held():
         raise ValueError("oops")
+    assert is_free("GPU-1", tmp_path)
+
+
+# Holds the lock for a tool, for at most a second.
+TOOL = """
+import sys, time
+from fitness.gpu.gpu_lock import held_for
+with held_for("GPU-1", 1):
+    print("mine", flush=True)
+    time.sleep(float(sys.argv[1]))
+print("left", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "code", "said"), [("60", -signal.SIGALRM, "mine\n"), ("0", 0, "mine\nleft\n")])
+def test_a_tool_keeps_the_lock_for_a_limited_time(tmp_path: Path, seconds: str, code: int, said: str) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", TOOL, seconds], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (code, said), done.stderr
     assert is_free("GPU-1", tmp_path)

@@ -24,7 +24,7 @@ import pytest
 from analysis.benchmarks.endpoint import Ask, Endpoint, Reply, answer_to, llm_of, search_with
 from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
 from evo.core.models import Model
-from evo.core.records import Candidate, Evaluation, StopReason, Trial, Verdict
+from evo.core.records import Bar, Candidate, Evaluation, StopReason, Trial, Verdict
 from evo.llm import queue as lane_module
 from evo.llm.base import LlmError, Request
 from evo.llm.budget import ModelBudget
@@ -167,7 +167,9 @@ def test_a_failure_is_repaired_a_bounded_number_of_times(tmp_path: Path) -> None
     """Nothing but the seed is ever right, so each failure uses up its repairs."""
 
     class Failing(InstantEvaluator):
-        def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+        def evaluate(
+            self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+        ) -> Evaluation:
             return Evaluation(candidate.id, Verdict.COMPILE_ERROR, "compile", message=f"broken {candidate.id}")
 
     with Endpoint() as endpoint:
@@ -198,7 +200,9 @@ def test_what_is_mended_is_not_repaired_again(tmp_path: Path) -> None:
         def prepare(self) -> Evaluation:
             return InstantEvaluator().prepare()
 
-        def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+        def evaluate(
+            self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+        ) -> Evaluation:
             self.faulty = self.faulty or candidate.id
             if candidate.id == self.faulty:
                 return Evaluation(candidate.id, Verdict.WRONG, "verify", message="wrong")
@@ -281,11 +285,13 @@ def test_evaluations_go_on_while_models_think(tmp_path: Path) -> None:
     class Counting(InstantEvaluator):
         seen = 0
 
-        def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+        def evaluate(
+            self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+        ) -> Evaluation:
             self.seen += 1
             if self.seen >= 10:
                 enough.set()
-            return super().evaluate(candidate, seed=seed, known=known)
+            return super().evaluate(candidate, seed=seed, known=known, bar=bar)
 
     def script(body: dict[str, Any], number: int) -> Reply:
         assert enough.wait(30)
@@ -306,11 +312,13 @@ def test_models_answer_while_evaluations_go_on(tmp_path: Path) -> None:
         def prepare(self) -> Evaluation:
             return InstantEvaluator().prepare()
 
-        def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+        def evaluate(
+            self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+        ) -> Evaluation:
             deadline = time.monotonic() + 30
             while len(endpoint.requests) < 8 and time.monotonic() < deadline:
                 time.sleep(0.01)
-            return super().evaluate(candidate, seed=seed, known=known)
+            return super().evaluate(candidate, seed=seed, known=known, bar=bar)
 
     with endpoint:
         run(tmp_path, model(endpoint.url), operators=("change@m",), budget=12, workers=1, llm_slots=8, evaluator=Slow())

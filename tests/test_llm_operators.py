@@ -206,7 +206,7 @@ def test_where_an_operator_does_not_apply_it_asks_nothing():
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_what_can_be_mended_is_repaired(verdict):
-    applies = verdict not in (Verdict.OK, Verdict.DUPLICATE, Verdict.INFRASTRUCTURE)
+    applies = verdict not in (Verdict.OK, Verdict.SLOW, Verdict.DUPLICATE, Verdict.INFRASTRUCTURE)
     assert (LLM_OPERATORS["repair"].prompt([failed(verdict)], context()) is not None) == applies
 
 

@@ -80,8 +80,8 @@ def test_failures_say_why(code, said, problem):
 
 
 def test_clocks_are_left_alone_and_only_the_replay_is_profiled():
-    command = command_line("/usr/bin/ncu", Path("/tmp/log"), ["softmax", "work", "square", "0"])
-    assert command[0] == "/usr/bin/ncu" and command[-4:] == ["softmax", "work", "square", "0"]
+    command = command_line("/usr/bin/ncu", Path("/tmp/log"), ["softmax", "work", "square", "GPU-1"])
+    assert command[0] == "/usr/bin/ncu" and command[-4:] == ["softmax", "work", "square", "GPU-1"]
     assert command[command.index("--clock-control") + 1] == "none"
     assert command[command.index("--profile-from-start") + 1] == "off"
     assert "fitness.profile.ncu_replay" in command
@@ -90,7 +90,7 @@ def test_clocks_are_left_alone_and_only_the_replay_is_profiled():
 def test_without_the_tool_there_are_no_counters(monkeypatch):
     monkeypatch.setattr(ncu, "find_tool", lambda name: "")
     with pytest.raises(NoCounters, match="not installed"):
-        counters("softmax", LaunchBundle({}, {}, {}), "square")
+        counters("softmax", LaunchBundle({}, {}, {}), "square", gpu="GPU-1")
 
 
 def test_a_tool_that_fails_is_a_reason(monkeypatch, tmp_path):
@@ -99,7 +99,7 @@ def test_a_tool_that_fails_is_a_reason(monkeypatch, tmp_path):
     tool.chmod(0o755)
     monkeypatch.setattr(ncu, "find_tool", lambda name: str(tool))
     with pytest.raises(NoCounters, match="ERR_NVGPUCTRPERM"):
-        counters("softmax", LaunchBundle({}, {}, {}), "square")
+        counters("softmax", LaunchBundle({}, {}, {}), "square", gpu="GPU-1")
 
 
 def test_the_table_is_taken_from_the_log(monkeypatch, tmp_path):
@@ -108,12 +108,13 @@ def test_the_table_is_taken_from_the_log(monkeypatch, tmp_path):
     tool.write_text(f"#!/bin/sh\n{find_log}\ncp '{TABLE}' \"$2\"\necho what the program says\n")
     tool.chmod(0o755)
     monkeypatch.setattr(ncu, "find_tool", lambda name: str(tool))
-    assert counters("softmax", LaunchBundle({}, {}, {}), "square") == parse(TABLE.read_text())
+    assert counters("softmax", LaunchBundle({}, {}, {}), "square", gpu="GPU-1") == parse(TABLE.read_text())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_a_plan_is_replayed_under_the_profiler(tmp_path):
+    from fitness.cuda.device import GpuWatch
     from fitness.cuda.nvidia import find_tool, tool_problem
     from fitness.gpu.launch_bundle import make_bundle
     from fitness.sandbox.zygote import Zygote
@@ -133,7 +134,7 @@ def test_a_plan_is_replayed_under_the_profiler(tmp_path):
     finally:
         zygote.close()
     work = LaunchBundle(work.plans, work.builds, work.cubins, {"square": [0]})
-    ((kernel, found),) = counters("softmax", work, "square")
+    ((kernel, found),) = counters("softmax", work, "square", gpu=GpuWatch(0).uuid)
     assert kernel == "softmax_kernel"
     assert {"time", "dram", "l2", "sm", "active", "registers", "l2_hit", "dram_bytes"} <= set(found), found
     assert any(name.startswith("stall_") for name in found)

@@ -34,8 +34,8 @@ class Profiling(InstantEvaluator):
         self.profiled: list[str] = []
         self.counted: list[str] = []
 
-    def evaluate(self, candidate, *, seed, known) -> Evaluation:
-        evaluation = super().evaluate(candidate, seed=seed, known=known)
+    def evaluate(self, candidate, *, seed, known, bar=None) -> Evaluation:
+        evaluation = super().evaluate(candidate, seed=seed, known=known, bar=bar)
         timings = tuple(dataclasses.replace(t, estimated=not self.measured) for t in evaluation.timings)
         return dataclasses.replace(evaluation, timings=timings)
 

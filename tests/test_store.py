@@ -374,6 +374,7 @@ def test_a_run_of_the_schema_before_is_read_and_goes_on(tmp_path: Path) -> None:
         for timing in earlier["timings"]:
             del timing["attainable_us"]
         store._db.execute("UPDATE evaluations SET evaluation = ?", (json.dumps(earlier),))
+        store._db.execute("ALTER TABLE proposals DROP COLUMN bar")
         store._db.execute("PRAGMA user_version = 2")
     with RunReader(tmp_path) as run:
         (trial,) = run.trials()

@@ -15,6 +15,7 @@ from fitness.gpu.timing import (
     median_interval,
     noise_floor,
     paired_ratio,
+    resolution,
 )
 
 SIMULATIONS = 1500
@@ -101,6 +102,39 @@ def test_a_difference_below_the_noise_floor_does_not_count():
     assert not counts(surely_faster, noise_floor([1.001, 1 / 1.03]))
     assert not counts(Ratio(1.2, 0.99, 1.4, 30), 1.0)
     assert noise_floor([0.5, 1.5]) == pytest.approx(2.0)
+
+
+def _short(generator, speedup=1.0, sample_us=128.0, offset_us=0.9):
+    """Samples of a short kernel in a graph: an offset that one comparison keeps, and noise that follows itself."""
+    n = LOOKS[-1]
+    drift = np.zeros(2 * n)
+    for i, step in enumerate(generator.normal(0, 0.0015, 2 * n)):
+        drift[i] = 0.9 * drift[i - 1] + step  # of the clock, from sample to sample
+    noise = drift + generator.normal(0, 0.002, 2 * n)
+    second = np.arange(n) % 2  # the order alternates
+    own, baseline = (noise[2 * np.arange(n) + place] for place in (second, 1 - second))
+    offset = generator.uniform(-offset_us, offset_us)
+    return (sample_us / speedup) * np.exp(own) + offset, sample_us * np.exp(baseline)
+
+
+def _significant(pairs, floor):
+    return counts(_sequential(*pairs, Stopping()), floor)
+
+
+@pytest.mark.parametrize("sample_us", [64.0, 128.0, 1000.0])
+def test_short_kernels_that_are_equal_are_seldom_called_different(sample_us):
+    generator, most = np.random.default_rng(7), 0.05
+    pairs = [_short(generator, sample_us=sample_us) for _ in range(400)]
+    if sample_us < 200:  # what the resolution is for: the interval alone would call many of these different
+        assert sum(_significant(each, 1.0) for each in pairs) / 400 > 2 * most
+    assert sum(_significant(each, max(1.005, resolution(sample_us))) for each in pairs) / 400 <= most
+
+
+@pytest.mark.parametrize("sample_us", [128.0, 1000.0])
+def test_two_percent_are_found_of_short_kernels_too(sample_us):
+    generator, floor = np.random.default_rng(8), max(1.005, resolution(sample_us))
+    found = sum(_significant(_short(generator, 1.02, sample_us), floor) for _ in range(300)) / 300
+    assert found >= 0.95
 
 
 def test_geometric_mean_covers_the_truth():

@@ -9,9 +9,9 @@ of the runner alone with all plans made before.  It also prints the rates of the
 (`analysis/benchmarks/process_per_candidate.py`): one after the other, as valid timings must be, and `--recorders` at
 once, whose timings disturb each other.
 
-Same and slower: row sums of four sizes, from microseconds to about a millisecond.  `--same` evaluations compare the
-kernel with itself; `--slower` evaluations compare it with one that executes 3, 5 or 10 % more programs of the same
-work.  Printed is how often a difference was called one, and how large.
+Same and slower (`--candidates 0`: only these): row sums of six sizes, from about 2 microseconds to about a
+millisecond.  `--same` evaluations compare the kernel with itself; `--slower` evaluations compare it with one that
+executes 3, 5 or 10 % more programs of the same work.  Printed is how often a difference was called one, and how large.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ from fitness import Case
 
 entry = "sums"
 stress = False
-cases = [Case(f"rows-{m}", {"M": m, "N": 4096}, cpu_axes={"M": 4, "N": 128}) for m in (512, 8192, 32768, 245760)]
+rows = (64, 512, 2048, 8192, 32768, 245760)
+cases = [Case(f"rows-{m}", {"M": m, "N": 4096}, cpu_axes={"M": 4, "N": 128}) for m in rows]
 
 def inputs(case, generator):
     return (torch.randn(case.axes["M"], case.axes["N"], generator=generator, device=generator.device),)
@@ -231,7 +232,8 @@ def _tally(reports: list[Report], expected: Callable[[float], bool]) -> dict[str
             "time_us": round(statistics.median(s for t in mine for s in t.samples_us), 2),
             "launches_per_sample": timing.terms["launches_per_sample"],
             "comparisons": len(mine),
-            "counted": sum(t.significant and expected(t.ratio) for t in mine),
+            "counted": (counted := sum(t.significant and expected(t.ratio) for t in mine)),
+            "share_counted": round(counted / len(mine), 4),
             "counted_and_at_least_5_percent": sum(t.significant and max(t.ratio, 1 / t.ratio) >= 1.05 for t in mine),
             "interval_excludes_1": sum(t.ci95[0] > 1 or t.ci95[1] < 1 for t in mine),
             "noise_floor": round(timing.terms["noise_floor"], 4),

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
-from evo.core.records import Candidate, Evaluation
+from evo.core.records import Bar, Candidate, Evaluation
 from evo.service.client import Client
 from evo.service.work import evaluation_id
 from evo.storage.requests import RequestStore
@@ -49,13 +49,15 @@ class LoggedEvaluator(InstantEvaluator):
     def __init__(self, log: Path, sleep_s: float) -> None:
         self._log, self._sleep_s = log, sleep_s
 
-    def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+    def evaluate(
+        self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+    ) -> Evaluation:
         with self._log.open("a") as file:
             file.write(f"{evaluation_id('instant', candidate.source)} {time.time()}\n")
         time.sleep(self._sleep_s)
         while (self._log.parent / HOLD).exists():
             time.sleep(0.01)
-        return super().evaluate(candidate, seed=seed, known=known)
+        return super().evaluate(candidate, seed=seed, known=known, bar=bar)
 
     def prepare(self) -> Evaluation:
         return InstantEvaluator.evaluate(self, Candidate(SEED_SOURCE), seed=0, known={})

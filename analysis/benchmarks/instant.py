@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from evo.core.records import Build, Candidate, Certificate, Check, Evaluation, Fitness, Profile, Timing, Verdict
+from evo.core.records import Bar, Build, Candidate, Certificate, Check, Evaluation, Fitness, Profile, Timing, Verdict
 from operators.base import Context, Draft, Parent
 
 # As long as a small real kernel: hashing and storing sources is part of the engine's work.
@@ -92,7 +92,9 @@ class InstantEvaluator:
     def prepare(self) -> Evaluation:
         return self.evaluate(Candidate(SEED_SOURCE), seed=0, known={})
 
-    def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+    def evaluate(
+        self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+    ) -> Evaluation:
         digest = hashlib.sha256(candidate.id.encode()).digest()
         plan_hash = self.plan_hash(candidate.source)
         if plan_hash in known:
@@ -100,13 +102,17 @@ class InstantEvaluator:
             return Evaluation(candidate.id, Verdict.DUPLICATE, "screen", message=f"same as {first}", duplicate_of=first)
         if digest[3] % 7 == 0 and candidate.source != SEED_SOURCE:
             return Evaluation(candidate.id, Verdict.WRONG, "verify", message="wrong result", plan_hash=plan_hash)
+        timings = _timings(candidate.source, digest)
+        if bar is not None and bar.is_above(timings):
+            message = f"below {bar}"
+            return Evaluation(candidate.id, Verdict.SLOW, "look", message, look=timings, plan_hash=plan_hash)
         return Evaluation(
             candidate=candidate.id,
             verdict=Verdict.OK,
             stage="done",
             builds=(_build(digest),),
             check=Check(cases=4, worst_case="odd", max_error=0.25, budget=1e-6),
-            timings=_timings(candidate.source, digest),
+            timings=timings,
             plan_hash=plan_hash,
             seconds={"verify": 0.0},
         )

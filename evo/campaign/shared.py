@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evo.core.records import (
+    Bar,
     Candidate,
     Certificate,
     Evaluation,
@@ -22,7 +23,7 @@ from evo.search.profiling import Profiler
 from evo.storage.shared import SharedResults
 
 # What the machine's load may have decided, and what depends on the run, is not kept.
-_NOT_KEPT = (Verdict.TIMEOUT, Verdict.INFRASTRUCTURE, Verdict.DUPLICATE)
+_NOT_KEPT = (Verdict.TIMEOUT, Verdict.INFRASTRUCTURE, Verdict.DUPLICATE, Verdict.SLOW)
 
 
 class SharedEvaluator:
@@ -38,12 +39,29 @@ class SharedEvaluator:
     def prepare(self) -> Evaluation:
         return self._inner.prepare()
 
-    def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
+    def evaluate(
+        self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+    ) -> Evaluation:
+        if bar is not None and (looked := self._looked(candidate, known, bar)) is not None:
+            return looked
         found = self._results.evaluation(candidate.id)
         if found is not None and known.get(found.plan_hash, candidate.id) == candidate.id:
             return found
         evaluation = self._inner.evaluate(candidate, seed=0, known=known)
         if evaluation.verdict not in _NOT_KEPT:
+            self._results.add_evaluation(evaluation)
+        return evaluation
+
+    def _looked(self, candidate: Candidate, known: Mapping[str, str], bar: Bar) -> Evaluation | None:
+        """Returns what a run finds alone if a first look ends it, also if another run evaluated it all the way.
+
+        A first look is the estimate, which decides before anything that may be kept is looked up.
+        """
+        speedup = self._screened(candidate.source)
+        if speedup is None or speedup >= bar.speedup:
+            return None
+        evaluation = self._inner.evaluate(candidate, seed=0, known=known, bar=bar)
+        if evaluation.verdict not in _NOT_KEPT:  # it reaches the bar in one case
             self._results.add_evaluation(evaluation)
         return evaluation
 

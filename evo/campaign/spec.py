@@ -68,6 +68,7 @@ SETTINGS = (
     "redrafts",
     "frozen_parents",
     "surrogate",
+    "progressive",
     "archive_share",
     "guidance",
     "stop_at_attainable",
@@ -146,6 +147,7 @@ class Spec:
             redrafts=REDRAFTS,
             frozen_parents=True,
             surrogate=True,
+            progressive=True,
             triton=triton_version() if self.models else "",
         )
         shared = shared.with_device(device) if device else shared

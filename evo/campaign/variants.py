@@ -54,6 +54,7 @@ VARIANTS: dict[str, Change] = {
     # The inner search needs estimates of drafts; without them structures come untuned.
     "no-memetic": lambda c: dataclasses.replace(c, screen_budget=0, tune_budget=0 if c.models else c.tune_budget),
     "no-surrogate": lambda c: dataclasses.replace(c, surrogate=False),
+    "no-progressive": lambda c: dataclasses.replace(c, progressive=False),
     "hillclimb": _rules("hillclimb"),
     "random": _rules("random"),
 }

@@ -67,6 +67,7 @@ def add(commands: Any) -> None:
     common.add_target(bench)
     common.add_models(bench)
     common.add_baseline(bench)
+    common.add_full(bench)
     campaigns.add_options(bench)
     bench.set_defaults(command=_bench)
 
@@ -139,7 +140,11 @@ def _spec(arguments: argparse.Namespace, chosen: SuiteSelection | None) -> Spec:
         tokens=None,
         target=arguments.target,
         models=models,
-        base={**_guidance(arguments.guidance, models), "stop_at_attainable": stop},
+        base={
+            **_guidance(arguments.guidance, models),
+            "stop_at_attainable": stop,
+            **({} if arguments.progressive else {"progressive": False}),
+        },
         own={strategy: {"strategy": strategy} for strategy in strategies},
         suite=chosen,
         llm_slots=arguments.llm_concurrency or 1,

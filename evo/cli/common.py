@@ -86,6 +86,16 @@ def add_models(
     return group
 
 
+def add_full(parser: argparse.ArgumentParser) -> None:
+    """Whether candidates that are too slow at a first look are evaluated all the way."""
+    parser.add_argument(
+        "--full",
+        dest="progressive",
+        action="store_false",
+        help="evaluate each candidate all the way, also if a first look shows that it is slow",
+    )
+
+
 def add_baseline(parser: argparse.ArgumentParser) -> None:
     """What a task without a seed kernel is timed against, and whether PyTorch may do part of the work."""
     parser.add_argument(

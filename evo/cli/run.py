@@ -29,6 +29,7 @@ _SETTINGS = {
     **{name: name for name in ("ray_address", "gpu_seconds", "screen_budget")},
     **{name: name for name in ("llm_concurrency", "max_tokens", "max_usd", "guidance", "baseline", "allow_delegation")},
     "stop_at_attainable": "stop_at_attainable",
+    "progressive": "progressive",
     "model": "models",
     "models": "models_file",
 }
@@ -65,6 +66,7 @@ def add(commands: Any) -> None:
     )
     common.add_devices(run)
     common.add_baseline(run)
+    common.add_full(run)
     run.add_argument(
         "--screen-budget",
         type=int,

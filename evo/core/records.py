@@ -34,6 +34,7 @@ class Verdict(enum.StrEnum):
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"  # host memory limit, or more registers/shared memory than the device has
     WRONG = "wrong"
+    SLOW = "slow"  # too slow at a first look for the search to go on with; not evaluated all the way
     DUPLICATE = "duplicate"  # the same machine code, grids and arguments in all that is timed as one that is ok
     INFRASTRUCTURE = "infrastructure"  # the evaluator failed, not the candidate
     OK = "ok"
@@ -43,7 +44,7 @@ class Verdict(enum.StrEnum):
         """The progress of a candidate with this verdict, from 0 to 5; not a score.
 
         0: infrastructure (nothing is known); 1: rejected; 2: compile_error, unsupported; 3: out_of_memory,
-        runtime_error, timeout; 4: wrong; 5: duplicate, ok.
+        runtime_error, timeout, slow (its results were not fully checked); 4: wrong; 5: duplicate, ok.
         """
         return _RANK[self]
 
@@ -56,6 +57,7 @@ _RANK = {
     Verdict.OUT_OF_MEMORY: 3,
     Verdict.RUNTIME_ERROR: 3,
     Verdict.TIMEOUT: 3,
+    Verdict.SLOW: 3,
     Verdict.WRONG: 4,
     Verdict.DUPLICATE: 5,
     Verdict.OK: 5,
@@ -94,9 +96,10 @@ class StopReason(enum.StrEnum):
         return self in ends
 
 
-# The stages at which a candidate can end.  "answer": a language model's answer without a new source.  "verify": without
-# a GPU, after the estimate; with one, "time" verifies and times.  A candidate that ended after "compile" was compiled.
-STAGES = ("answer", "gate", "record", "compile", "screen", "verify", "estimate", "time", "certify", "done")
+# The stages at which a candidate can end.  "answer": a language model's answer without a new source.  "look": a first
+# look at the tune cases found it too slow.  "verify": without a GPU, after the estimate; with one, "time" verifies and
+# times.  A candidate that ended after "compile" was compiled.
+STAGES = ("answer", "gate", "record", "compile", "screen", "look", "verify", "estimate", "time", "certify", "done")
 
 
 @dataclass(frozen=True)
@@ -233,10 +236,37 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """Speedups over the baseline: a right candidate below all of them is of no use to the search that set the bar.
+
+    It would be neither a parent nor the best.  `speedup` is over all tune cases, `per_case` of single ones.
+    """
+
+    speedup: float
+    per_case: Mapping[str, float] = field(default_factory=dict)
+
+    def is_above(self, timings: Sequence[Timing]) -> bool:
+        """Returns whether the bar is above all that the candidate may reach.
+
+        timings: of a first look, one for each tune case.  A measured case may reach the upper end of its interval.  The
+        estimate of a case is what the search would compare.
+        """
+        reach = {t.case: t.ratio if t.estimated else t.ci95[1] for t in timings}
+        weights = {t.case: t.weight for t in timings}
+        return weighted_geometric_mean(list(reach.values()), list(weights.values())) < self.speedup and all(
+            reach[case] < least for case, least in self.per_case.items()
+        )
+
+    def __str__(self) -> str:
+        return f"{self.speedup:.2f}x"
+
+
+@dataclass(frozen=True)
 class Proposal:
     """A candidate to evaluate, with its origin.
 
     `seed` keys all randomness spent on it; `cost` counts what making it took (screenings, tokens, dollars, seconds).
+    `bar`: what it must reach at a first look to be evaluated all the way; None: it is evaluated all the way.
     """
 
     index: int
@@ -247,6 +277,7 @@ class Proposal:
     seed: int = 0
     note: str = ""  # what the operator did, one line
     cost: Mapping[str, float] = field(default_factory=dict)
+    bar: Bar | None = None
 
     def __post_init__(self) -> None:
         if self.index < 0 or any(not 0 <= p < self.index for p in self.parents):
@@ -363,6 +394,7 @@ class Evaluation:
     builds: tuple[Build, ...] = ()
     check: Check | None = None
     timings: tuple[Timing, ...] = ()
+    look: tuple[Timing, ...] = ()  # of a candidate that ended at a first look: coarse, and of results not fully checked
     plan_hash: str = ""  # same hash, same work on the device in all that is timed
     duplicate_of: str = ""  # id of the candidate with the same plan
     frozen_source: str = ""  # the source with the chosen autotune configuration, if there were several
@@ -382,6 +414,8 @@ class Evaluation:
                 raise ValueError(f"only OK evaluations carry timings, got {self.verdict}")
             if not self.message:
                 raise ValueError(f"verdict {self.verdict} needs a message")
+        if not (self.verdict is Verdict.SLOW) == bool(self.look) == (self.stage == "look"):
+            raise ValueError("the times of a first look belong to SLOW at stage 'look', and only to it")
         if (self.verdict is Verdict.DUPLICATE) != bool(self.duplicate_of):
             raise ValueError("duplicate_of belongs to DUPLICATE, and only to it")
 
@@ -395,6 +429,11 @@ class Evaluation:
         return any(t.estimated for t in self.timings)
 
     @property
+    def whole(self) -> bool:
+        """Whether it was taken all the way to its verdict; False if a first look ended it."""
+        return self.verdict is not Verdict.SLOW
+
+    @property
     def fitness(self) -> Fitness | None:
         """The speedup over the seed kernel, with its interval; None unless the verdict is OK."""
         return score(self)
@@ -404,6 +443,11 @@ class Evaluation:
         """Geometric mean over the tune cases of attainable time / time, by weight; None if one of them is not known."""
         known = [(t.attained, t.weight) for t in self.timings if t.attained is not None]
         return weighted_geometric_mean(*zip(*known, strict=True)) if known and len(known) == len(self.timings) else None
+
+    @property
+    def looked(self) -> Fitness | None:
+        """The coarse speedup of a first look; None unless the verdict is SLOW."""
+        return fitness_of(self.look) if self.look else None
 
     @property
     def speedup(self) -> float | None:
@@ -620,6 +664,14 @@ def evaluation_to_json(evaluation: Evaluation) -> str:
     return json.dumps(evaluation, sort_keys=True, default=_fields)
 
 
+def bar_to_json(bar: Bar | None) -> str | None:
+    return None if bar is None else json.dumps(bar, default=_fields)
+
+
+def bar_from_json(text: str | None) -> Bar | None:
+    return None if text is None else Bar(**json.loads(text))
+
+
 def seed_estimate_to_json(estimate: SeedEstimate) -> str:
     return json.dumps(estimate, default=_fields)  # in order, as a profile
 
@@ -636,6 +688,7 @@ def evaluation_from_json(text: str) -> Evaluation:
     raw["verdict"] = Verdict(raw["verdict"])
     raw["findings"] = tuple(Finding(**f) for f in raw["findings"])
     raw["check"] = Check(**raw["check"]) if raw["check"] else None
+    raw["look"] = _timings(raw.get("look", ()))  # earlier versions evaluated all candidates all the way
     return Evaluation(**raw | _builds_and_timings(raw))
 
 
@@ -645,9 +698,12 @@ def seed_estimate_from_json(text: str) -> SeedEstimate:
 
 
 def _builds_and_timings(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {"builds": tuple(Build(**b) for b in raw["builds"]), "timings": _timings(raw["timings"])}
+
+
+def _timings(raw: Sequence[Mapping[str, Any]]) -> tuple[Timing, ...]:
     lists = ("samples_us", "baseline_us", "ci95")
-    timings = tuple(Timing(**{**t, **{k: tuple(t[k]) for k in lists}}) for t in raw["timings"])
-    return {"builds": tuple(Build(**b) for b in raw["builds"]), "timings": timings}
+    return tuple(Timing(**{**t, **{k: tuple(t[k]) for k in lists}}) for t in raw)
 
 
 def profile_to_json(profile: Profile) -> str:

@@ -74,6 +74,7 @@ class RunConfig:
     )
     frozen_parents: bool = False  # rules change a parent with its chosen autotune configurations alone
     surrogate: bool = False  # on a GPU, `params` moves genes as the run's own measurements suggest
+    progressive: bool = False  # what rules made ends at a first look if it is too slow to be a parent or the best
     tune_budget: int = 12  # most settings of its parameters that an answer of a model is screened in, on a GPU too
     population: int = 16  # candidates an island keeps
     migrate_every: int = 20  # trials between two migrations around the ring of islands

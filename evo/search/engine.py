@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from evo.core.records import (
+    Bar,
     Candidate,
     Certificate,
     Evaluation,
@@ -52,8 +53,14 @@ class EvaluatorLike(Protocol):
         """Evaluates the seed, once, before anything else.  Raises TaskError if the task is at fault."""
         ...
 
-    def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
-        """Evaluates a candidate.  `known`: plan hash -> id of each OK candidate so far (a live view)."""
+    def evaluate(
+        self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+    ) -> Evaluation:
+        """Evaluates a candidate.
+
+        known: plan hash -> id of each OK candidate so far (a live view); bar: if a first look shows that it is above
+        the candidate, the verdict is SLOW; None: the candidate is evaluated all the way.
+        """
         ...
 
     def screen(self, sources: Sequence[str]) -> list[float | None]:
@@ -364,7 +371,9 @@ class Engine:
         for _ in range(2):  # a failing evaluator gets a second try
             if counted is not None and not counted.reserve(_LONGEST, wait=True):
                 return None
-            evaluation = self._evaluator.evaluate(proposal.candidate, seed=proposal.seed, known=self._scheduler.known)
+            evaluation = self._evaluator.evaluate(
+                proposal.candidate, seed=proposal.seed, known=self._scheduler.known, bar=proposal.bar
+            )
             if counted is not None:
                 counted.settle(_LONGEST, {GPU_SECONDS: gpu_seconds(evaluation)})
             if evaluation.verdict is not Verdict.INFRASTRUCTURE:

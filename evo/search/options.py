@@ -53,6 +53,7 @@ class Settings(TypedDict, total=False):
     baseline: str | None
     allow_delegation: float | None
     stop_at_attainable: float | str | None
+    progressive: bool
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def read_settings(task: AnyTask, settings: Settings, *, proposes: bool = True) -
         redrafts=REDRAFTS,
         frozen_parents=True,
         surrogate=True,
+        progressive=settings.get("progressive", True),
     )
     strategy_of(config)  # raises ConfigError if it cannot work with these settings
     check_beginning(config.operators, has_kernel=kernel)

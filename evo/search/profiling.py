@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from evo.core.errors import EvoError
-from evo.core.records import Candidate, Evaluation, Profile, Trial, Verdict
+from evo.core.records import Bar, Candidate, Evaluation, Profile, Trial, Verdict
 from evo.search.engine import EvaluatorLike, Score
 from evo.storage.store import ProfileLog
 
@@ -45,8 +45,10 @@ class ProfilingEvaluator:
     def environment(self) -> Mapping[str, Any]:
         return self._evaluator.environment
 
-    def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
-        evaluation = self._evaluator.evaluate(candidate, seed=seed, known=known)
+    def evaluate(
+        self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+    ) -> Evaluation:
+        evaluation = self._evaluator.evaluate(candidate, seed=seed, known=known, bar=bar)
         fitness = self._score(evaluation)
         if fitness is not None:
             with self._lock:

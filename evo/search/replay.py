@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evo.core import versions
-from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, Trial
+from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, Trial, bar_to_json
 from evo.llm.prompt_scheduler import PromptScheduler
 from evo.search.archive import Archive
 from evo.search.scheduler import Scheduler
@@ -205,5 +205,6 @@ def _of_proposal(proposal: Proposal, evaluation: Evaluation | None = None) -> di
         "seed": p.seed,
         "note": p.note,
         "cost": dict(p.cost),
+        "bar": bar_to_json(p.bar),
         "verdict": f"{evaluation.verdict}: {evaluation.message}" if evaluation else "",
     }

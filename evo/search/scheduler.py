@@ -80,7 +80,8 @@ class Scheduler:
             self._plans.add(trial.evaluation.plan_hash)
         if trial.evaluation.verdict is Verdict.OK and trial.evaluation.plan_hash:
             self._known.setdefault(trial.evaluation.plan_hash, trial.proposal.candidate.id)
-        speedup = trial.fitness.speedup if trial.fitness else None
+        fitness = trial.fitness or trial.evaluation.looked  # too slow to be a parent, but perhaps faster than its own
+        speedup = fitness.speedup if fitness else None
         # Only the seed is a parent before it is finished (`assume_seed`).
         parent = max((self._reached.get(p, 1.0) for p in trial.proposal.parents), default=1.0)
         self._reached[trial.index] = parent if speedup is None else speedup
@@ -229,6 +230,7 @@ class Scheduler:
             seed=self._seed_of(index),
             note=draft.note,
             cost={**cost, "drafts": attempt + 1},
+            bar=self._strategy.bar(island) if self._config.progressive else None,
         )
 
     def _question(self, operator: str, island: int, rng: random.Random, *, wide: bool) -> Question | None:
@@ -270,7 +272,8 @@ class Measurements:
     def add(self, trial: Trial) -> None:
         """Takes in a trial.  A duplicate is as fast as the candidate it repeats; faults of the machine do not count."""
         evaluation = trial.evaluation
-        speedup = trial.fitness.speedup if trial.fitness else None
+        fitness = trial.fitness or evaluation.looked
+        speedup = fitness.speedup if fitness else None
         if evaluation.verdict is Verdict.DUPLICATE:
             speedup = next((m.speedup for m in self._last if m.candidate == evaluation.duplicate_of), None)
         if speedup is None and evaluation.verdict in (Verdict.DUPLICATE, Verdict.INFRASTRUCTURE):

@@ -21,6 +21,7 @@ from evo.core.records import (
     SeedEstimate,
     Trial,
     Verdict,
+    bar_from_json,
     evaluation_from_json,
     profile_from_json,
     seed_estimate_from_json,
@@ -40,7 +41,7 @@ from evo.storage.schema import (
 )
 
 _TRIAL = """
-    SELECT p.trial, p.candidate, s.text, p.operator, p.parents, p.island, p.seed, p.note, p.cost,
+    SELECT p.trial, p.candidate, s.text, p.operator, p.parents, p.island, p.seed, p.note, p.cost, p.bar,
            e.evaluation, e.speedup, e.ci_low, e.ci_high, e.per_case, e.estimated
     FROM proposals p JOIN sources s USING (candidate) {join} JOIN evaluations e USING (trial)
 """
@@ -172,7 +173,7 @@ class RunReader:
                     f"expected a trial in {self.folder}, got {index}, but none is stored yet; wait for one"
                 )
             raise StoreError(f"expected a trial from 0 to {count - 1} in {self.folder}, got {index}; name one of these")
-        return _proposal(row, self.folder) if row[9] is None else _trial(row, self.folder)
+        return _proposal(row, self.folder) if row[10] is None else _trial(row, self.folder)
 
     def pending(self) -> list[Proposal]:
         """Returns proposals without an evaluation, in their order."""
@@ -379,16 +380,16 @@ def _hint_credit(name: str, outcomes: Sequence[tuple[str, float | None, float | 
 
 
 def _proposal(row: Sequence[Any], folder: Path) -> Proposal:
-    index, candidate, text, operator, parents, island, seed, note, cost = row[:9]
+    index, candidate, text, operator, parents, island, seed, note, cost, bar = row[:10]
     with decoding(folder, "proposals", f"trial {index}"):
         return Proposal(
             index=index, candidate=Candidate(text, candidate), operator=operator, parents=parse_integers(parents),
-            island=island, seed=seed, note=note, cost=parse_object(cost),
+            island=island, seed=seed, note=note, cost=parse_object(cost), bar=bar_from_json(bar),
         )  # fmt: skip
 
 
 def _trial(row: Sequence[Any], folder: Path) -> Trial:
-    evaluation, speedup, low, high, per_case, estimated = row[9:]
+    evaluation, speedup, low, high, per_case, estimated = row[10:]
     proposal, fitness = _proposal(row, folder), None
     with decoding(folder, "evaluations", f"trial {proposal.index}"):
         found = evaluation_from_json(evaluation)

@@ -17,8 +17,8 @@ from evo.storage import folders
 from evo.storage.folders import FILE
 
 SCHEMA_VERSION = 3
-# Timings of version 2 have no attainable time; tables are the same.
-_READABLE = (2, SCHEMA_VERSION)
+# Schema 2 has no column `bar`, since all candidates were evaluated all the way, and timings without attainable time.
+READABLE = (2, SCHEMA_VERSION)
 APPLICATION_ID = 0x65766F31  # "evo1": identifies a run among SQLite files.
 _BUSY_S = 10.0  # readers hold no locks that a writer waits for in WAL mode, but a checkpoint may
 
@@ -45,7 +45,8 @@ CREATE TABLE proposals (
     seed INTEGER NOT NULL,
     note TEXT NOT NULL,
     cost TEXT NOT NULL,
-    at REAL NOT NULL
+    at REAL NOT NULL,
+    bar TEXT
 );
 CREATE TABLE evaluations (
     finished INTEGER PRIMARY KEY,
@@ -121,9 +122,11 @@ CREATE TEMP VIEW evaluations AS
     UNION ALL SELECT * FROM main.evaluations WHERE verdict != 'ok';
 CREATE TEMP {TRIALS_VIEW}"""
 
-# Runs of earlier versions did not store what an answer held before its parameters were tuned.
-_HAS_ANSWERED = "SELECT EXISTS(SELECT 1 FROM pragma_table_info('llm_calls') WHERE name = 'answered_source')"
-_WITHOUT_ANSWERED = "CREATE TEMP VIEW llm_calls AS SELECT *, NULL AS answered_source FROM main.llm_calls"
+# Columns that runs of earlier versions lack, by table: what an answer held before its parameters were tuned; the bar of
+# a first look.
+_LATER = {"llm_calls": "answered_source", "proposals": "bar"}
+_HAS = "SELECT EXISTS(SELECT 1 FROM pragma_table_info('{}') WHERE name = '{}')"
+_WITHOUT = "CREATE TEMP VIEW {0} AS SELECT *, NULL AS {1} FROM main.{0}"
 
 
 def _open(path: Path, *, uri: str = "", check_same_thread: bool = True) -> sqlite3.Connection:
@@ -171,15 +174,16 @@ def connect_to_read(folder: Path) -> sqlite3.Connection:
     except sqlite3.DatabaseError as error:
         db.close()
         raise damaged(path, error) from error
-    if application != APPLICATION_ID or version not in _READABLE:
+    if application != APPLICATION_ID or version not in READABLE:
         db.close()
         found = f"schema {version}" if application == APPLICATION_ID else "another program's database"
         raise StoreError(
             f"expected a run of schema {SCHEMA_VERSION} in {path}, got {found}; read it with the version that wrote it"
         )
     try:
-        if not db.execute(_HAS_ANSWERED).fetchone()[0]:
-            db.execute(_WITHOUT_ANSWERED)
+        for place in _LATER.items():
+            if not db.execute(_HAS.format(*place)).fetchone()[0]:
+                db.execute(_WITHOUT.format(*place))
     except sqlite3.DatabaseError as error:
         db.close()
         raise damaged(path, error) from error
@@ -203,8 +207,18 @@ def connect_to_write(folder: Path, *, check_same_thread: bool = True) -> sqlite3
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute("PRAGMA foreign_keys = ON")
     if db.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:  # a run of an earlier version goes on
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        _add_later_columns(db)
     return db
+
+
+def _add_later_columns(db: sqlite3.Connection) -> None:
+    """Makes the tables of an earlier schema those of this one."""
+    db.execute("BEGIN IMMEDIATE")
+    for table, column in _LATER.items():
+        if not db.execute(_HAS.format(table, column)).fetchone()[0]:
+            db.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT")
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    db.execute("COMMIT")
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from evo.core.records import (
     Proposal,
     SeedEstimate,
     Trial,
+    bar_to_json,
     evaluation_to_json,
     profile_to_json,
     seed_estimate_to_json,
@@ -112,9 +113,9 @@ class Store(RunReader):
     ) -> None:
         self._db.execute("INSERT INTO sources VALUES (?, ?)", (p.candidate.id, p.candidate.source))
         self._db.execute(
-            "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO proposals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (p.index, p.candidate.id, p.operator, json.dumps(p.parents), p.island, p.seed, storable(p.note),
-             json.dumps(dict(p.cost)), time.time()),
+             json.dumps(dict(p.cost)), time.time(), bar_to_json(p.bar)),
         )  # fmt: skip
         if call is not None:
             text = None if spans is None else json.dumps(dict(spans))

@@ -22,7 +22,8 @@ _BEST = """
 """
 _TRIALS = """
     SELECT p.trial, p.candidate, p.operator, p.parents, p.island, p.seed, p.note, p.cost, p.at,
-           e.finished, e.at, e.at - p.at, e.verdict, e.stage, e.speedup, e.ci_low, e.ci_high, e.estimated
+           e.finished, e.at, e.at - p.at, e.verdict, e.stage, e.speedup, e.ci_low, e.ci_high, e.estimated,
+           json_extract(p.bar, '$.speedup')
     FROM proposals p LEFT JOIN evaluations e USING (trial) ORDER BY p.trial
 """
 # `json_each` opens the list of parents; its key is the position in the list.
@@ -111,6 +112,7 @@ class TrialRow(NamedTuple):
     ci_low: float | None
     ci_high: float | None
     estimated: int | None
+    bar: float | None  # the speedup that it had to reach at a first look
 
 
 class LineageRow(NamedTuple):

@@ -19,6 +19,7 @@ import math
 import statistics
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,14 +124,17 @@ class Certifier:
             bundle = self._bundle(source, [*cases, *small])
         except Stop as stop:
             return self._failed(source, stop.verdict, f"at stage {stop.stage}: {stop.message}", seed=seed)
-        certificate = self._eager(source, bundle, cases, seed, samples=SAMPLES)
+        with self._runner.idle():  # it says times
+            certificate = self._eager(source, bundle, cases, seed, samples=SAMPLES)
         checks = [*certificate.checks, *left_out]
         if certificate.verdict is not Verdict.OK:
             return dataclasses.replace(certificate, checks=tuple(checks))
-        with scratch_folder(self._root) as folder, self._runner.idle():
-            for tool in TOOLS:
-                finding = sanitize(tool, self._task.folder, bundle, small, seed=seed, folder=folder, gpu=self._gpu)
-                checks.append(_sanitized(finding))
+        with scratch_folder(self._root) as folder, ThreadPoolExecutor(len(TOOLS)) as pool:
+
+            def run(tool: str) -> SanitizerFinding:
+                return sanitize(tool, self._task.folder, bundle, small, seed=seed, folder=folder, gpu=self._gpu)
+
+            checks += map(_sanitized, pool.map(run, TOOLS))  # their processes start at once, and take turns on the GPU
         bad = next((check for check in checks if check.outcome == "failed"), None)
         verdict, message = (Verdict.OK, "") if bad is None else (Verdict.RUNTIME_ERROR, f"{bad.what}: {bad.detail}")
         return dataclasses.replace(certificate, verdict=verdict, message=message, checks=tuple(checks))

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from evo.core.records import Case
 from fitness.cuda.nvidia import find_tool
-from fitness.gpu.runner import LaunchBundle
+from fitness.gpu.runner import LOCK_S, LaunchBundle
 
 # With their options.  Errors of API calls are left out: torch causes some when it looks for features of the driver.
 TOOLS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
 PROGRAM = "compute-sanitizer"
-WALL_S = 240.0  # of one tool: starting torch under it takes 10 to 20 s
+WALL_S = 240.0  # of one tool on the GPU; before, starting torch under it takes 10 to 20 s
 FINISHED = "finished:"  # the process prints it last; without it nothing was shown
 _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", re.MULTILINE)
 _FIRST = re.compile(r"^=+ ((?:Invalid|Error|Warning|Misaligned|Race|Potential|Program hit|Target).*)$", re.MULTILINE)
@@ -44,12 +44,12 @@ def sanitize(
 ) -> SanitizerFinding:
     """Runs `tool` over one replay of each case's plan.
 
-    task: folder; gpu: in the form of CUDA_VISIBLE_DEVICES; folder: for files.
+    task: folder; gpu: its UUID; folder: for files.  The process takes the GPU lock once it has started.
     """
     program = find_tool(PROGRAM)
     if not program:
         return SanitizerFinding(tool, "compute-sanitizer is not installed")
-    file = folder / "replay.pickle"
+    file = folder / f"{tool}.pickle"
     file.write_bytes(pickle.dumps((bundle, list(cases), seed)))
     command = [program, "--tool", tool, *TOOLS[tool], sys.executable, "-m", "fitness.certify.sanitize_process"]
     root = str(Path(__file__).resolve().parents[2])
@@ -61,15 +61,15 @@ def sanitize(
     }
     # A session of its own: the tool and the process that it watches are ended together.
     process = subprocess.Popen(
-        [*command, str(task), str(file)],
+        [*command, str(task), str(file), gpu],
         env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
-        output, _ = process.communicate(timeout=WALL_S)
+        output, _ = process.communicate(timeout=LOCK_S + 2 * WALL_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return SanitizerFinding(tool, f"not finished after {WALL_S:g} s")
+        return SanitizerFinding(tool, f"not finished after {LOCK_S + 2 * WALL_S:g} s")
     return read_output(tool, output.decode(errors="replace"))
 
 

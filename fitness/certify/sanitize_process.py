@@ -1,5 +1,6 @@
-"""Replays plans once, for a tool that watches: `python -m fitness.certify.sanitize_process TASK FILE`.
+"""Replays plans once, for a tool that watches: `python -m fitness.certify.sanitize_process TASK FILE GPU`.
 
+GPU is its UUID: the process takes the GPU lock when all is loaded.
 FILE holds (bundle, cases, seed), pickled by the process that started this one (`fitness/certify/sanitize.py`).  Unlike
 in the runner, each buffer of a plan is an allocation of its own without guard zones.  So a read beyond its end is
 outside of any allocation.
@@ -9,17 +10,21 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from fitness.certify.sanitize import FINISHED
+from evo.core.records import Case
+from fitness.certify.sanitize import FINISHED, WALL_S
 from fitness.frontend.memory import DTYPES, Layout
 from fitness.frontend.plan import ITEMSIZE, LaunchPlan, TensorRef
 from fitness.gpu.buffers import DeviceMemory
+from fitness.gpu.gpu_lock import held_for
 from fitness.gpu.program import Program
 from fitness.gpu.programs import Loaded
-from fitness.tasks.task import load_task
+from fitness.gpu.runner import LaunchBundle
+from fitness.tasks.task import Task, load_task
 from fitness.verify import oracle
 
 
@@ -47,6 +52,13 @@ class SeparateBuffers(DeviceMemory):
 def main(arguments: list[str]) -> None:
     task = load_task(arguments[0], tried=True)
     bundle, cases, seed = pickle.loads(Path(arguments[1]).read_bytes())
+    with held_for(arguments[2], int(WALL_S)):
+        launches = replayed(task, bundle, cases, seed)
+    print(FINISHED, f"{launches} launches of {len(cases)} cases", flush=True)
+
+
+def replayed(task: Task, bundle: LaunchBundle, cases: Sequence[Case], seed: str) -> int:
+    """Executes the plan of each case once; returns the number of launches."""
     device = torch.device("cuda")
     torch.empty(0, device=device)  # makes the context: kernels are loaded before anything is written
     loaded = Loaded(bundle)
@@ -63,7 +75,7 @@ def main(arguments: list[str]) -> None:
             program.execute()
             torch.cuda.synchronize()
             launches += len(plan.launches)
-    print(FINISHED, f"{launches} launches of {len(cases)} cases", flush=True)
+    return launches
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from fitness.cluster.workers import Lost, WorkerPool
 from fitness.cpu_backend import CpuBackend
 from fitness.cuda.gpus import Gpus, find_gpus, measuring
 from fitness.devices import check_address
-from fitness.evaluator import BackendResult, TaskEvaluator
+from fitness.evaluator import BackendResult, Look, TaskEvaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
 from fitness.gpu.runner import LaunchBundle
@@ -477,6 +477,10 @@ class Backends:
         self._task = Assignment(self._bundle, ("prepare", seed, compiled), ("environment",))
         result, self.environment = _as_one(self.workers.open(self._task))
         return result
+
+    def look(self, source: str, compiled: CompiledCandidate, key: str) -> Look:
+        """Takes coarse times on any worker.  Raises Stop with the verdict."""
+        return cast(Look, self._call("look", source, compiled, key))
 
     def evaluate(self, source: str, compiled: CompiledCandidate, key: str) -> BackendResult:
         """Verifies and times on any worker.  Raises Stop with the verdict."""

@@ -37,7 +37,8 @@ def select(task: Task, programs: Programs, timer: Timer, loaded: Loaded) -> dict
 def _cases_of(task: Task, loaded: Loaded, kernel: tuple[str, int]) -> list[Case]:
     """Returns the cases on which a kernel with that number of configurations is timed."""
     plans = loaded.bundle.plans
-    launching = [c for c in task.cases if kernel in {(s.kernel, len(s.configs)) for s in plans[c.name].launches}]
+    known = [case for case in task.cases if case.name in plans]
+    launching = [c for c in known if kernel in {(s.kernel, len(s.configs)) for s in plans[c.name].launches}]
     return [c for c in launching if c.role == "tune"] or launching
 
 

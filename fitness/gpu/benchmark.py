@@ -29,7 +29,7 @@ from fitness.gpu.program import Program
 from fitness.gpu.programs import Loaded, Programs
 from fitness.gpu.runner import LaunchBundle, Report
 from fitness.gpu.timer import PairedBlock, Timer
-from fitness.gpu.timing import Stopping, counts
+from fitness.gpu.timing import Stopping, counts, paired_ratio, resolution
 from fitness.gpu.verification import FRESH, VerificationSummary, Verifier
 from fitness.interpreter.delegation import check_share
 from fitness.tasks import other_inputs
@@ -37,6 +37,9 @@ from fitness.tasks.task import Task
 from fitness.verify import compare, oracle
 
 MATMUL_HEADROOM = 1.25  # of the peak over the measured rate, with bfloat16
+# Of a first look: the least and the greatest ratio of six pairs enclose the median with a probability of 97 %.  The
+# place of the buffers changes a time by up to a percent, for each of the two (`paired_benchmark.FLOOR_COMPARISONS`).
+LOOK_PAIRS, LOOK_MARGIN = 6, 1.02
 
 
 class Benchmark:
@@ -138,6 +141,29 @@ class Benchmark:
         found = self.timer.compare(program, call)
         medians = statistics.median(found.baseline_us), statistics.median(found.own_us)
         return Baseline(name, case.name, *medians, found.ratio.ratio, (found.ratio.low, found.ratio.high))
+
+    def look(self, bundle: LaunchBundle, seed: str) -> Report:
+        """Verifies a candidate on one set of inputs of each tune case and times it coarsely.  Raises Stop.
+
+        `seed` keys the inputs.  Who wrote the outputs, and what timed replays computed, is not checked.
+        """
+        loaded = self._load(bundle)
+        key, summary = oracle.key_of(seed), VerificationSummary()
+        try:
+            timings = tuple(self._looked(loaded, c, key, summary) for c in self.task.cases if c.role == "tune")
+            return Report(Verdict.OK, "done", check=summary.check(), timings=timings, choices=loaded.choices)
+        finally:
+            loaded.close()
+
+    def _looked(self, loaded: Loaded, case: Case, key: int, summary: VerificationSummary) -> Timing:
+        verified = self._verifier.verified(loaded, case, key, summary, 1, prove=False)
+        program, keys = self._for_timing(loaded, case, verified, key)
+        baseline = self.programs.baseline(case, (self.programs.inputs(case, key) for key in keys), program.copies)
+        own_us, baseline_us = self.timer.beside(program, baseline, LOOK_PAIRS)
+        ratio = paired_ratio(own_us, baseline_us)
+        ci95 = ratio.low / LOOK_MARGIN, ratio.high * LOOK_MARGIN
+        terms = {"launches_per_sample": float(program.copies), "pairs": float(ratio.pairs)}
+        return Timing(case.name, tuple(own_us), tuple(baseline_us), ratio.ratio, ci95, False, terms, weight=case.weight)
 
     def evaluate(self, bundle: LaunchBundle, seed: str) -> Report:
         """Verifies and times a candidate.  `seed` keys its inputs.  Raises Stop with the verdict."""
@@ -283,7 +309,12 @@ class Benchmark:
         check_roofline(self.task, case, self.facts, time_us)
 
     def _terms(self, case: Case, found: PairedBlock, floor: float, copies: int) -> dict[str, float]:
-        """Returns what is stored beside the times: how they were taken, and rates against the measured ceilings."""
+        """Returns what is stored beside the times: how they were taken, and rates against the measured ceilings.
+
+        floor: of the baseline beside itself; the resolution of the samples may be coarser.
+        """
+        sample_us = copies * min(statistics.median(found.own_us), statistics.median(found.baseline_us))
+        floor = max(floor, resolution(sample_us))
         terms = {"noise_floor": floor, SIGNIFICANT: float(counts(found.ratio, floor))}
         terms |= {"launches_per_sample": float(copies), "pairs": float(found.ratio.pairs)}
         terms |= {"blocks_retaken": float(found.retaken), "baseline_drift": found.drift}

@@ -1,4 +1,4 @@
-"""Locks a GPU for one runner at a time, among all processes of evo on this machine.
+"""Locks a GPU for one process at a time, among all processes of evo on this machine.
 
 Verification takes the lock too.  Processes share a GPU in slices of time.  Twelve of them with kernels of a few
 microseconds were no faster together than one after the other (5.7 candidates/s on an H200, both ways).  Only what
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,21 @@ class GpuLock:
         self.depth -= 1
         if not self.depth:
             os.close(self._file)
+
+
+@contextlib.contextmanager
+def held_for(uuid: str, seconds: int) -> Iterator[None]:
+    """Holds the lock of a GPU for a tool that watches this process.
+
+    The process is ended if it holds the lock for longer.  Call it after all imports: a tool makes Python start slowly,
+    and meanwhile others use the GPU.
+    """
+    with GpuLock(uuid).held():
+        signal.alarm(seconds)
+        try:
+            yield
+        finally:
+            signal.alarm(0)
 
 
 def _opened(path: Path) -> int:

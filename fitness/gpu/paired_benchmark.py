@@ -38,8 +38,8 @@ SWAPS = 4  # copies that may be given other arguments just before they run.
 NEW, NEW_SAMPLES, SEED_SAMPLES = 1.1, 8, 3
 NEW_US = 5.0  # of a sample, and at least this much: what comes before it may add a constant to a first one.
 
-# A sample should last this long: the noise of one measured pair of events is about a microsecond.
-SAMPLE_US, MAX_COPIES = 100.0, 32
+# A sample should last this long: `timing.RESOLUTION_US` is then at most a percent of it, from 2 us a launch on.
+SAMPLE_US, MAX_COPIES = 100.0, 64
 COPIES_SAMPLES = 5  # the least of these decides how many copies a sample takes.
 LONGEST_SAMPLE_US = 3000.0  # of the baseline, if it is much slower than the candidate.
 COPIES_BYTES = 2 << 30  # device memory for all copies of one case.

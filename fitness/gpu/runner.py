@@ -120,12 +120,23 @@ class Runner:
 
     def evaluate(self, bundle: LaunchBundle, *, seed: str) -> Report:
         """Verifies and times a candidate; `seed` keys its inputs.  Raises EvoError if no runner can be had."""
+        return self._tried("evaluate", bundle, seed)
+
+    def look(self, bundle: LaunchBundle, *, seed: str) -> Report:
+        """Verifies a candidate once on each tune case, which is all that `bundle` needs, and times it coarsely.
+
+        An OK report says no more than that.
+        """
+        return self._tried("look", bundle, seed)
+
+    def _tried(self, kind: str, bundle: LaunchBundle, seed: str) -> Report:
+        """Returns the report; a candidate that brings the process down is tried again."""
         with self._lock:
             if self._baseline is None:
                 raise EvoError("the runner has no baseline yet: call prepare() with the seed kernel first")
             first, seconds = "", 0.0
             for _ in range(ATTEMPTS):
-                report = self._timed("evaluate", bundle, seed, wall_s=self._wall_s)
+                report = self._timed(kind, bundle, seed, wall_s=self._wall_s)
                 seconds += report.seconds
                 if not report.fault:
                     break

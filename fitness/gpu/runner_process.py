@@ -105,8 +105,8 @@ def _serve(connection: Connection, bench: Benchmark, lock: GpuLock) -> str | Non
 def answered(bench: Benchmark, kind: str, request: list[Any]) -> Any:
     """Returns the answer to one request; any error becomes a Report with a verdict: this is a process's boundary."""
     kinds = {
-        "prepare": bench.prepare, "evaluate": bench.evaluate, "verify": bench.verify, "draw": bench.draw,
-        "compare": bench.compare, "baselines": bench.baselines, "beside": bench.beside,
+        "prepare": bench.prepare, "look": bench.look, "evaluate": bench.evaluate, "verify": bench.verify,
+        "draw": bench.draw, "compare": bench.compare, "baselines": bench.baselines, "beside": bench.beside,
     }  # fmt: skip
     try:
         answer = kinds[kind](*request)  # type: ignore[operator]

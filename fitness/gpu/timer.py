@@ -99,6 +99,14 @@ class Timer:
 
         return [self.once(program, before) / program.copies for _ in range(samples)]
 
+    def beside(
+        self, program: Program | BaselineCall, baseline: Program | BaselineCall, pairs: int
+    ) -> tuple[list[float], list[float]]:
+        """Returns microseconds of both, alternately and each alone, without the checks of timed replays."""
+        both = [(self.alone(program, 1)[0], self.alone(baseline, 1)[0]) for _ in range(pairs)]
+        baseline.reset()  # a kernel must not find results here
+        return [own_us for own_us, _ in both], [baseline_us for _, baseline_us in both]
+
     def once(self, graph: Program | BaselineCall | Graph, before: Callable[[], None]) -> float:
         """Returns microseconds of a replay, after `before`."""
         before()

@@ -22,6 +22,10 @@ ALPHA = 0.05  # chance that an interval misses the true median, over all looks o
 LOOKS = (10, 20, 30)  # numbers of pairs after which a comparison may stop.
 EQUAL = 0.005  # an interval within 1 +- EQUAL says "no difference that matters"; measuring on would be waste.
 
+# Microseconds by which samples of equal kernels may differ, again and again: what comes before a sample and between its
+# events and its work is not the same for both.  More pairs do not remove that; longer samples make it small.
+RESOLUTION_US = 1.0
+
 # The baseline taking that much longer than beside itself: another process uses the GPU, in slices of milliseconds,
 # which hit long samples more than short ones.
 DRIFT = 1.1
@@ -108,6 +112,11 @@ def noise_floor(same_against_same: Sequence[float]) -> float:
     if not len(same_against_same):
         raise ValueError("the noise floor needs at least one comparison of a kernel with itself")
     return float(np.exp(np.max(np.abs(np.log(np.asarray(same_against_same, dtype=float))))))
+
+
+def resolution(sample_us: float) -> float:
+    """Returns the factor within which samples of this length differ by how they are taken: above 1."""
+    return 1 + RESOLUTION_US / sample_us
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fitness.cuda.nvidia import find_tool
-from fitness.gpu.runner import LaunchBundle
+from fitness.gpu.runner import LOCK_S, LaunchBundle
 
 SECTIONS = (
     "SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats", "ComputeWorkloadAnalysis",
     "MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables",
 )  # fmt: skip
-WALL_S = 300.0  # torch starts slowly under ncu, and each launch is replayed for each group of counters
+WALL_S = 300.0  # on the GPU: each launch is replayed for each group of counters
+MOST_S = LOCK_S + 2 * WALL_S  # with the start of torch, which is slow under ncu, and waiting for the GPU
 
 # reading of `fitness.profile.profile` -> metrics that give it; a chip may lack some; the largest one counts.
 READINGS: Mapping[str, tuple[str, ...]] = {
@@ -63,10 +64,10 @@ class NoCounters(Exception):
 Counters = list[tuple[str, dict[str, float]]]  # (kernel, readings) of each launch, in order
 
 
-def counters(task: str | os.PathLike[str], bundle: LaunchBundle, case: str, *, device: int = 0) -> Counters:
+def counters(task: str | os.PathLike[str], bundle: LaunchBundle, case: str, *, gpu: str) -> Counters:
     """Returns readings of each launch of one case of `bundle`, which must have its choices.  Raises NoCounters.
 
-    Nothing else should run on the GPU meanwhile.
+    gpu: its UUID.  The profiled process takes the GPU lock once it has started.
     """
     tool = find_tool("ncu")
     if not tool:
@@ -74,11 +75,13 @@ def counters(task: str | os.PathLike[str], bundle: LaunchBundle, case: str, *, d
     with tempfile.TemporaryDirectory(prefix="evo-ncu-") as folder:
         path, log = Path(folder, "work.pickle"), Path(folder, "counters.csv")
         path.write_bytes(pickle.dumps(bundle))
-        command = command_line(tool, log, [os.fspath(task), str(path), case, str(device)])
+        command = command_line(tool, log, [os.fspath(task), str(path), case, gpu])
         try:
-            run = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=WALL_S, env=_env())
+            run = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=MOST_S, env=_env(gpu)
+            )
         except subprocess.TimeoutExpired as error:
-            raise NoCounters(f"ncu did not finish within {WALL_S:g} s") from error
+            raise NoCounters(f"ncu did not finish within {MOST_S:g} s") from error
         said = log.read_text(errors="replace") if log.exists() else ""
     problem = failure(run.returncode, said + run.stdout + run.stderr)
     if problem:
@@ -173,7 +176,7 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _env() -> dict[str, str]:
+def _env(gpu: str) -> dict[str, str]:
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
-    return {**os.environ, "PYTHONPATH": path}
+    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": gpu}

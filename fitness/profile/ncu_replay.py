@@ -1,5 +1,6 @@
-"""Executes one plan once for a profiler: `python -m fitness.profile.ncu_replay TASK BUNDLE CASE DEVICE`.
+"""Executes one plan once for a profiler: `python -m fitness.profile.ncu_replay TASK BUNDLE CASE GPU`.
 
+GPU is its UUID: the process takes the GPU lock when all is loaded.
 BUNDLE is a pickled `fitness.gpu.runner.LaunchBundle` with its choices.  No Python of a candidate runs here.  No graph
 is used: a profiler would not see the names of its kernels.  Only the second execution is profiled: the first loads the
 machine code.
@@ -13,18 +14,27 @@ from pathlib import Path
 
 import torch
 
+from evo.core.records import Case
 from fitness.cuda.launcher import LoadedKernel
+from fitness.gpu.gpu_lock import held_for
 from fitness.gpu.program import Program
 from fitness.gpu.runner import LaunchBundle
-from fitness.tasks.task import load_task
+from fitness.profile.ncu import WALL_S
+from fitness.tasks.task import Task, load_task
 from fitness.verify import oracle
 
 
 def main(arguments: list[str]) -> None:
-    task, case_name, index = load_task(arguments[0], tried=True), arguments[2], int(arguments[3])
+    task, case_name = load_task(arguments[0], tried=True), arguments[2]
     bundle: LaunchBundle = pickle.loads(Path(arguments[1]).read_bytes())
     case = next(c for c in task.cases if c.name == case_name)
-    device = torch.device("cuda", index)
+    with held_for(arguments[3], int(WALL_S)):
+        replay(task, bundle, case)
+
+
+def replay(task: Task, bundle: LaunchBundle, case: Case) -> None:
+    """Executes the plan of a case twice; the second time is profiled."""
+    case_name, device = case.name, torch.device("cuda", 0)
     torch.cuda.set_device(device)
     with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream(device)):
         chosen = [

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis.benchmarks.peers.prompts import name_of
-from evo.core.records import Candidate, Certificate, Evaluation, Profile, Verdict
+from evo.core.records import Bar, Candidate, Certificate, Evaluation, Profile, Verdict
 from evo.service.client import Client
 
 if TYPE_CHECKING:
@@ -74,8 +74,13 @@ class ServiceEvaluator:
     def prepare(self) -> Evaluation:
         return self._client.evaluate(self._seed)
 
-    def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
-        """The service's evaluation; a duplicate if the run has a kernel with the same work on the device."""
+    def evaluate(
+        self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+    ) -> Evaluation:
+        """The service's evaluation; a duplicate if the run has a kernel with the same work on the device.
+
+        A service evaluates all the way: `bar` changes nothing.
+        """
         found = self._client.evaluate(candidate.source)
         first = known.get(found.plan_hash, candidate.id) if found.verdict is Verdict.OK else candidate.id
         if first == candidate.id:

@@ -136,7 +136,7 @@ def _wrong(source: str, rng: random.Random) -> tuple[str, str] | None:
     """One fault of the benchmark of the checker."""
     for name in rng.sample(list(mutants.OPERATORS), len(mutants.OPERATORS)):
         try:
-            found = list(mutants.mutants(source, name))
+            found = list(mutants.mutants(mutants.RightKernel("", "", "", source), name))
         except SyntaxError:  # the kernel was broken before
             return None
         if found:
