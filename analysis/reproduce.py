@@ -22,18 +22,18 @@ from evo.storage.queries import RunReader
 BEST_KERNEL = "best_kernel.py"  # the winner of a committed run, beside its store
 
 
-class Outcome(StrEnum):
+class Agreement(StrEnum):
     SAME = "same"
     DIFFERS = "differs"
     UNCHECKED = "not checked"
 
 
 @dataclass(frozen=True)
-class Check:
+class Reproduced:
     """The check of one thing.  `detail`: what differs, or why it could not be checked."""
 
     what: str
-    outcome: Outcome
+    outcome: Agreement
     detail: str = ""
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ def stores(folder: Path) -> list[Path]:
     return sorted(path.parent for path in folder.rglob(STORE))
 
 
-def statistics(folder: Path) -> Iterator[Check]:
+def statistics(folder: Path) -> Iterator[Reproduced]:
     """Yields a check of each table that evo can make again from figures of runs: of variants, and of suites."""
     for path in sorted(folder.rglob(outcomes.FILE)):
         yield from _tables(path.parent)
@@ -54,11 +54,11 @@ def statistics(folder: Path) -> Iterator[Check]:
             yield _text(path.parent / "summary.md", _summary(path.parent))
 
 
-def _tables(folder: Path) -> Iterator[Check]:
+def _tables(folder: Path) -> Iterator[Reproduced]:
     try:
         comparison = compare(outcomes.load(folder / outcomes.FILE), tuple(read_plan(folder).variants))
     except (EvoError, ValueError) as error:
-        yield Check(str(folder / "tables.md"), Outcome.UNCHECKED, str(error))
+        yield Reproduced(str(folder / "tables.md"), Agreement.UNCHECKED, str(error))
         return
     missing = len(read_plan(folder).runs) - len(outcomes.load(folder / outcomes.FILE))
     made = {"tables.md": campaign_report.markdown(comparison), "tables.tex": campaign_report.latex(comparison)}
@@ -76,32 +76,32 @@ def _summary(folder: Path) -> str:
     return suite.summary(suite_kernels.read_kernels(folder / suite_kernels.FILE), with_pytorch=beside, suite=of_suite)
 
 
-def _text(path: Path, computed: str, *, begins: bool = False) -> Check:
+def _text(path: Path, computed: str, *, begins: bool = False) -> Reproduced:
     """Returns whether a file says what was computed; begins: it may say more at its end."""
     stated = path.read_text(encoding="utf-8")
     if stated == computed or (begins and stated.startswith(computed)):
-        return Check(str(path), Outcome.SAME)
+        return Reproduced(str(path), Agreement.SAME)
     lines = zip(stated.splitlines(), computed.splitlines(), strict=False)
     old, new = next((pair for pair in lines if pair[0] != pair[1]), ("another number of lines", ""))
-    return Check(str(path), Outcome.DIFFERS, f"it says {old!r}, the data give {new!r}")
+    return Reproduced(str(path), Agreement.DIFFERS, f"it says {old!r}, the data give {new!r}")
 
 
-def document(folder: Path) -> Check:
+def document(folder: Path) -> Reproduced:
     """Returns a check of the figures that the README.md of a folder of `runs/reference` states."""
     from analysis.figures import marks
 
     path = folder / "README.md"
     if not path.exists() or not marks.count(path):
-        return Check(str(path), Outcome.UNCHECKED, "no figure of it is computed from data")
+        return Reproduced(str(path), Agreement.UNCHECKED, "no figure of it is computed from data")
     if path.resolve() not in marks.documents():
-        return Check(str(path), Outcome.UNCHECKED, f"not in {marks.ROOT / marks.REFERENCE}")
+        return Reproduced(str(path), Agreement.UNCHECKED, f"not in {marks.ROOT / marks.REFERENCE}")
     found = list(marks.differences(path.resolve()))
     if found:
-        return Check(f"figures of {path}", Outcome.DIFFERS, "; ".join(found))
-    return Check(f"{marks.count(path)} figures of {path}", Outcome.SAME, "its other numbers are not computed")
+        return Reproduced(f"figures of {path}", Agreement.DIFFERS, "; ".join(found))
+    return Reproduced(f"{marks.count(path)} figures of {path}", Agreement.SAME, "its other numbers are not computed")
 
 
-def champion(run: Path) -> Iterator[Check]:
+def champion(run: Path) -> Iterator[Reproduced]:
     """Yields checks of the files beside a store: the winner is the best trial, and the evidence speaks of it."""
     with RunReader(run) as reader:
         best = reader.best()
@@ -111,8 +111,8 @@ def champion(run: Path) -> Iterator[Check]:
     if kernel.exists():
         same = kernel.read_text(encoding="utf-8") == best_source(best)
         detail = "" if same else f"it is not the source of trial {best.index}, the best of the store"
-        yield Check(str(kernel), Outcome.SAME if same else Outcome.DIFFERS, detail)
+        yield Reproduced(str(kernel), Agreement.SAME if same else Agreement.DIFFERS, detail)
     if evidence.exists():
         trial = json.loads(evidence.read_text(encoding="utf-8"))["trial"]
         detail = "" if trial == best.index else f"it speaks of trial {trial}, the best of the store is {best.index}"
-        yield Check(str(evidence), Outcome.DIFFERS if detail else Outcome.SAME, detail)
+        yield Reproduced(str(evidence), Agreement.DIFFERS if detail else Agreement.SAME, detail)

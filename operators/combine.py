@@ -18,7 +18,7 @@ Forms = tuple[Form | None, ...]  # of the arguments that are looked at; None for
 
 
 @dataclass(frozen=True)
-class Choice:
+class WonCases:
     """A kernel source, and the forms of arguments at which the dispatcher calls it."""
 
     source: str
@@ -125,7 +125,7 @@ def unused(name: str, taken: set[str]) -> str:
 
 
 def dispatcher(
-    entry: str, original: str, choices: Sequence[Choice], arguments: Sequence[str], caller: str = ""
+    entry: str, original: str, choices: Sequence[WonCases], arguments: Sequence[str], caller: str = ""
 ) -> str | None:
     """Returns one source: `entry` calls the kernel that is chosen for the forms of its arguments, else the original.
 
@@ -177,7 +177,7 @@ def _same(module: cst.Module, shared: Mapping[str, str]) -> set[str]:
 
 
 def _dispatch(
-    entry: str, original: str, choices: Sequence[Choice], arguments: Sequence[str], targets: Sequence[str]
+    entry: str, original: str, choices: Sequence[WonCases], arguments: Sequence[str], targets: Sequence[str]
 ) -> str | None:
     """Returns the text of the shapes and of the function that chooses by them."""
     function = next(

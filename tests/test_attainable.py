@@ -16,7 +16,7 @@ from fitness.frontend.plan import Buffer, Config, Copy, Launch, LaunchPlan
 from fitness.frontend.target import TARGETS, get_target
 from fitness.tasks.calls import Calls
 from fitness.tasks.task import load_task, task_names
-from fitness.tasks.work import Work, work_of
+from fitness.tasks.work import Workload, work_of
 from tests.test_roofline import plan
 from tests.traced import tensor
 
@@ -25,8 +25,8 @@ GPU = {"copy_bytes_per_s": 4e12, "matmul_flops": 700e12}
 DTYPES = ("float16", "bfloat16", "float32", "int8", "float8_e4m3fn")
 
 
-def work(moved: float | None = None, **flops: float) -> Work:
-    return Work(moved, flops, "stated")
+def work(moved: float | None = None, **flops: float) -> Workload:
+    return Workload(moved, flops, "stated")
 
 
 def test_what_takes_longer_counts_by_what_the_gpu_reached() -> None:
@@ -72,7 +72,7 @@ def test_what_a_task_leaves_out_is_counted_of_its_reference() -> None:
     task = dataclasses.replace(load_task("matmul", tried=True), bytes=None, flops=None)
     case = Case("c", {"M": 64, "N": 32, "K": 16}, dtype="float16")
     found = work_of(task, case, Calls(task).describe(case))
-    assert found == Work(2 * (64 * 16 + 16 * 32 + 64 * 32), {"float16": 2 * 64 * 32 * 16}, "counted")
+    assert found == Workload(2 * (64 * 16 + 16 * 32 + 64 * 32), {"float16": 2 * 64 * 32 * 16}, "counted")
     seed = dataclasses.replace(task, reference=None)
     assert work_of(seed, case, Calls(task).describe(case)) is None
 

@@ -19,7 +19,7 @@ from fitness.frontend.compile import OPTIONS
 from fitness.frontend.gate import RULES, gate
 from fitness.frontend.target import TARGETS, get_target
 from fitness.tasks.task import load_task, task_names
-from fitness.tasks.work import Work
+from fitness.tasks.work import Workload
 from fitness.verify.oracle import expect
 from operators.llm.base import TaskFacts
 
@@ -153,7 +153,7 @@ def test_what_a_task_does_not_say_of_its_work_is_counted_from_the_reference(made
     elements = 64 * 64
     assert product["work"]["a"]["bytes"] == 2 * (2 * elements + 1) and product["work"]["a"]["flops"] == 2 * 64**3
     assert product["work"]["a"]["least_us"] == attainable_us(
-        Work(2 * (2 * elements + 1), {"float16": 2 * 64**3}, "counted"), TARGET
+        Workload(2 * (2 * elements + 1), {"float16": 2 * 64**3}, "counted"), TARGET
     )
     assert product["bytes_are"] == "those of each tensor argument and of each result, each once"
     needs_values = task_facts(

@@ -17,12 +17,12 @@ import evo
 from evo.core.errors import ConfigError
 from evo.programs import inside
 from evo.programs.capture import Capture, CapturedCall, read
-from evo.programs.task import TARGET, Made, make_task
+from evo.programs.task import TARGET, MadeTask, make_task
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import load_task
 from tests.capture_programs import AUTOTUNED, HEAD, captured, listed, run, write
 
-Make = Callable[..., Made]
+Make = Callable[..., MadeTask]
 
 
 @pytest.fixture(scope="module")

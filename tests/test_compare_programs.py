@@ -123,12 +123,14 @@ def test_sides_are_checked(folder: Path) -> None:
 
 
 def test_outputs_are_read_from_files_of_each_kind(tmp_path: Path) -> None:
-    from evo.programs.run import Ended
+    from evo.programs.run import ProgramEnd
 
     torch.save({"a": torch.ones(2), "b": [torch.zeros(3, dtype=torch.int32)]}, tmp_path / "x.pt")
     np.savez(tmp_path / "x.npz", a=np.ones(2))
     np.save(tmp_path / "x.npy", np.ones(2))
-    names = {suffix: list(outputs(tmp_path / f"x.{suffix}", None).of(Ended(0, 1.0))) for suffix in ("pt", "npz", "npy")}
+    names = {
+        suffix: list(outputs(tmp_path / f"x.{suffix}", None).of(ProgramEnd(0, 1.0))) for suffix in ("pt", "npz", "npy")
+    }
     assert names == {"pt": ["x.pt.a", "x.pt.b[0]"], "npz": ["x.npz.a"], "npy": ["x.npy"]}
 
 

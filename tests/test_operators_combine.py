@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fitness.frontend.gate import gate
-from operators.combine import Choice, dispatcher, renamed, unused
+from operators.combine import WonCases, dispatcher, renamed, unused
 
 ORIGINAL = """import torch
 import triton
@@ -48,7 +48,7 @@ def test_unused_names_are_counted():
 
 
 def test_what_is_the_same_stays_once_and_what_differs_gets_another_name():
-    made = dispatcher("double", ORIGINAL, [Choice(OTHER_BLOCK, FORMS[:1]), Choice(OTHER_HELPER, FORMS[1:])], ["x"])
+    made = dispatcher("double", ORIGINAL, [WonCases(OTHER_BLOCK, FORMS[:1]), WonCases(OTHER_HELPER, FORMS[1:])], ["x"])
     assert made is not None
     # The first differs in a constant that its host uses; the second in a helper that its kernel uses.
     assert made.count("def kernel") == 2 and made.count("def helper") == 2
@@ -66,8 +66,8 @@ def test_shapes_choose_and_unknown_ones_run_the_original(shape, expected):
 
     source = "import torch\n\n\ndef which(x, bias=None):\n    return '{}'\n"
     choices = [
-        Choice(source.format("first"), (((None, (16,)), None),)),
-        Choice(source.format("second"), (((None, (64,)), (None, (2,))),)),
+        WonCases(source.format("first"), (((None, (16,)), None),)),
+        WonCases(source.format("second"), (((None, (64,)), (None, (2,))),)),
     ]
     made = dispatcher("which", source.format("original"), choices, ["x", "bias"])
     assert made is not None
@@ -82,7 +82,7 @@ def test_dtypes_choose_if_they_are_given():
     import torch
 
     source = "import torch\n\n\ndef which(x):\n    return '{}'\n"
-    made = dispatcher("which", source.format("old"), [Choice(source.format("new"), ((("float16", (4,)),),))], ["x"])
+    made = dispatcher("which", source.format("old"), [WonCases(source.format("new"), ((("float16", (4,)),),))], ["x"])
     assert made is not None
     space: dict = {}
     exec(made, space)
@@ -91,6 +91,6 @@ def test_dtypes_choose_if_they_are_given():
 
 def test_what_cannot_be_combined_is_none():
     other = ORIGINAL.replace("import triton.language as tl", "from other import language as tl")
-    assert dispatcher("double", ORIGINAL, [Choice(other, FORMS)], ["x"]) is None
+    assert dispatcher("double", ORIGINAL, [WonCases(other, FORMS)], ["x"]) is None
     starred = ORIGINAL.replace("*, times=1", "*times")
-    assert dispatcher("double", starred, [Choice(OTHER_BLOCK, FORMS)], ["x"]) is None
+    assert dispatcher("double", starred, [WonCases(OTHER_BLOCK, FORMS)], ["x"]) is None

@@ -15,13 +15,13 @@ import pytest
 
 from analysis.benchmarks.endpoint import Endpoint, Reply
 from analysis.benchmarks.peers import collect, runs, summary
-from analysis.benchmarks.peers.model import FixedModel, Habits
+from analysis.benchmarks.peers.model import AnswerShares, FixedModel
 from analysis.benchmarks.peers.prompts import (
     EDITS,
     END,
     FILE,
     START,
-    Question,
+    ReadPrompt,
     UnknownPromptError,
     edits,
     marked,
@@ -113,15 +113,15 @@ def applied(source: str, blocks: str) -> str:
 def test_edits_make_the_new_kernel_of_the_old_one(engine: str) -> None:
     longer = NEW.replace("    return y", "    # twice\n\n    return y").replace("import torch\n", "import torch\n\n\n")
     for new in (NEW, OTHER, longer, "import triton\n"):
-        text = write_answer(Question(engine, SEED, None, EDITS), "why", new)
+        text = write_answer(ReadPrompt(engine, SEED, None, EDITS), "why", new)
         assert name_of(applied(marked(SEED), text)) == name_of(new)
-    assert all(old.split("\n")[0].strip() for old, _ in edits(Question(engine, SEED, None, EDITS), longer))
+    assert all(old.split("\n")[0].strip() for old, _ in edits(ReadPrompt(engine, SEED, None, EDITS), longer))
 
 
 @pytest.mark.parametrize(("operator", "form"), [("mutate", FILE), ("mutate", EDITS), ("crossover", FILE)])
 def test_evo_reads_the_answers(operator: str, form: str) -> None:
     parents = [Parent(0, SEED, 1.0), Parent(1, OTHER, 1.0)][: 2 if operator == "crossover" else 1]
-    draft = LLM_OPERATORS[operator].read(write_answer(Question("evo", SEED, None, form), "why", NEW), parents)
+    draft = LLM_OPERATORS[operator].read(write_answer(ReadPrompt("evo", SEED, None, form), "why", NEW), parents)
     assert isinstance(draft, Draft) and candidate_id(draft.source) == candidate_id(NEW)
 
 
@@ -146,7 +146,7 @@ def ask(url: str, messages: Any) -> dict[str, Any]:
 
 def served(seed: int, chats: list[Any]) -> list[dict[str, Any]]:
     """The choices that a server of the model gives, one request after the other."""
-    model = FixedModel(seed, Habits(mean_delay_s=0.0001))
+    model = FixedModel(seed, AnswerShares(mean_delay_s=0.0001))
 
     def reply(body: dict[str, Any], number: int) -> Reply:
         answer = model.answer(body["messages"], number)
@@ -255,7 +255,7 @@ def test_a_run_that_is_killed(engine: str, tmp_path: Path) -> None:
     pytest.importorskip("shinka.core" if engine == "shinka" else "openevolve", exc_type=ImportError)
     run = runs.Run(runs.CONTESTANTS[engine], "vector_sin", 0, 4, kill_after=2)
     with runs.service(tmp_path / "service", "none", 1) as url:
-        runs.execute(run, tmp_path / "runs" / run.name, url, sys.executable, Habits())
+        runs.execute(run, tmp_path / "runs" / run.name, url, sys.executable, AnswerShares())
     _, others, (row,) = collect.collect(tmp_path / "runs", {"proposals": 4})
     assert others == [] and (row["task"], row["engine"], row["seed"]) == ("vector_sin", engine, 0)
     assert row["answers_before"] >= 2 and row["kernels_before"] >= 1 and row["answers_after"] >= 1

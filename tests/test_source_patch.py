@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from evo.core.errors import ConfigError
-from evo.programs.apply import Finding, find
+from evo.programs.apply import Appliable, find
 from evo.programs.source_patch import diff_of, patched, write_file
 from tests.program_support import (
     FASTER,
@@ -34,7 +34,7 @@ UNIMPORTED = {"module": "__main__"}  # of a script: importing it would execute i
 SPEEDUPS = {"small": 1.5, "large": 2.0}
 
 
-def finding_of(tmp_path: Path, file: Path, new: str = FASTER, *, seed: str = SEED, **changes: object) -> Finding:
+def finding_of(tmp_path: Path, file: Path, new: str = FASTER, *, seed: str = SEED, **changes: object) -> Appliable:
     task = write_task(tmp_path / "scaling", file, seed=seed, **changes)
     found = find(write_run(tmp_path / "run", task, [(new, SPEEDUPS)]), print, opener=None)
     assert found is not None

@@ -36,7 +36,7 @@ TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-2}
 RESULT = "result_gold"
 
 
-class Refused(Exception):
+class RefusedByPeer(Exception):
     """A rule refuses the kernel; the message says why."""
 
 
@@ -49,33 +49,33 @@ def seeds() -> list[int]:
 
 
 def compare(expected: Any, got: Any) -> None:
-    """Raises Refused unless a tensor has the other's shape and is close to it, by KernelBench's tolerances."""
+    """Raises RefusedByPeer unless a tensor has the other's shape and is close to it, by KernelBench's tolerances."""
     import torch
 
     if not isinstance(got, torch.Tensor) or got.shape != expected.shape:
-        raise Refused(f"expected shape {tuple(expected.shape)}, got {getattr(got, 'shape', type(got).__name__)}")
+        raise RefusedByPeer(f"expected shape {tuple(expected.shape)}, got {getattr(got, 'shape', type(got).__name__)}")
     if got.dtype != expected.dtype:
-        raise Refused(f"expected {expected.dtype}, got {got.dtype}")  # allclose raises an error
+        raise RefusedByPeer(f"expected {expected.dtype}, got {got.dtype}")  # allclose raises an error
     tolerance = TOLERANCES.get(str(expected.dtype).removeprefix("torch."), TOLERANCES["float32"])
     if expected.is_floating_point():
         close = torch.allclose(expected, got, atol=tolerance, rtol=tolerance)
     else:
         close = torch.equal(expected, got)
     if not close:
-        raise Refused("the values differ")
+        raise RefusedByPeer("the values differ")
 
 
 def kernelbench(
     draw: Callable[[int], Sequence[Any]], reference: Callable[..., Any], kernel: Callable[..., Any]
 ) -> None:
-    """Raises Refused unless the kernel passes all trials.
+    """Raises RefusedByPeer unless the kernel passes all trials.
 
     draw: inputs from a seed; reference, kernel: return the outputs, written arguments included, and may write to them.
     """
     for seed in seeds():
         expected, got = reference(*draw(seed)), kernel(*draw(seed))
         if len(got) != len(expected):
-            raise Refused(f"expected {len(expected)} outputs, got {len(got)}")
+            raise RefusedByPeer(f"expected {len(expected)} outputs, got {len(got)}")
         for one, other in zip(expected, got, strict=True):
             compare(one, other)
 
@@ -89,7 +89,10 @@ class TestScripts:
         self._original: dict[tuple[str, bool], tuple[str, Any]] = {}
 
     def check(self, original: str, source: str, tests: str, *, values: bool) -> None:
-        """Raises Refused by TritonBench's rule, or with `values` by what the tests return.  Errors are the kernel's."""
+        """Raises RefusedByPeer by TritonBench's rule, or with `values` by what the tests return.
+
+        Errors are the kernel's.
+        """
         key = original + tests, values
         if key not in self._original:
             self._original[key] = _run(original, tests, SEED if values else None)
@@ -97,16 +100,16 @@ class TestScripts:
         now, found = _run(source, tests, SEED if values else None)
         if not values:
             if now != printed:
-                raise Refused("it prints something else than the original")
+                raise RefusedByPeer("it prints something else than the original")
             return
         expected, got = list(_tensors(result)), list(_tensors(found))
         if [name for name, _ in expected] != [name for name, _ in got]:
-            raise Refused(f"expected {len(expected)} tensors of the tests, got {len(got)}")
+            raise RefusedByPeer(f"expected {len(expected)} tensors of the tests, got {len(got)}")
         for (name, one), (_, other) in zip(expected, got, strict=True):
             try:
                 compare(one, other)
-            except Refused as error:
-                raise Refused(f"{name}: {error}") from None
+            except RefusedByPeer as error:
+                raise RefusedByPeer(f"{name}: {error}") from None
 
 
 def _run(kernels: str, tests: str, seed: int | None) -> tuple[str, Any]:
@@ -124,7 +127,7 @@ def _run(kernels: str, tests: str, seed: int | None) -> tuple[str, Any]:
                 names = runpy.run_path(str(path), run_name="__main__")
         except SystemExit as end:
             if end.code not in (None, 0):
-                raise Refused(f"exit code {end.code}") from None
+                raise RefusedByPeer(f"exit code {end.code}") from None
     return printed.getvalue(), names.get(RESULT)
 
 

@@ -13,7 +13,7 @@ from evo.storage.folders import run_folder
 if TYPE_CHECKING:
     from evo.api import Evaluator
     from evo.core.settings import RunConfig
-    from evo.programs.apply import Finding
+    from evo.programs.apply import Appliable
     from evo.programs.dispatch import Opener
     from fitness.tasks.task import Task
 
@@ -74,7 +74,7 @@ def _opener(gpus: str | None) -> Opener:
     return opened
 
 
-def _to_file(finding: Finding, file: Path, write: bool) -> None:
+def _to_file(finding: Appliable, file: Path, write: bool) -> None:
     from evo.programs.source_patch import diff_of, patched, write_file
 
     before, after = patched(finding, file)
@@ -86,7 +86,7 @@ def _to_file(finding: Finding, file: Path, write: bool) -> None:
         common.Aside().say(f"{file} is as it was; --write changes it")
 
 
-def _to_package(finding: Finding, folder: Path) -> None:
+def _to_package(finding: Appliable, folder: Path) -> None:
     from evo.programs.package import write_package
 
     for path in write_package(finding, folder):

@@ -12,7 +12,7 @@ from evo.cli import common
 from evo.core.errors import ConfigError, EvoError
 
 if TYPE_CHECKING:
-    from analysis.reproduce import Check
+    from analysis.reproduce import Reproduced
 
 
 def add(commands: Any) -> None:
@@ -45,7 +45,7 @@ def _reproduce(arguments: argparse.Namespace) -> int:
     return common.EXIT_NOT_OK if count["differs"] else 0
 
 
-def _checks(folder: Path, gpus: str | None) -> Iterator[Check]:
+def _checks(folder: Path, gpus: str | None) -> Iterator[Reproduced]:
     with common.pyarrow_for("the figures of campaigns, which are read with it"):
         from analysis import reproduce
     runs = reproduce.stores(folder)
@@ -57,26 +57,26 @@ def _checks(folder: Path, gpus: str | None) -> Iterator[Check]:
     yield from _times(runs, gpus)
 
 
-def _decisions(run: Path) -> Check:
-    from analysis.reproduce import Check, Outcome
+def _decisions(run: Path) -> Reproduced:
+    from analysis.reproduce import Agreement, Reproduced
     from evo import api
 
     what = f"decisions of {run}"
     try:
         redone = api.replay(run)
     except EvoError as error:
-        return Check(what, Outcome.UNCHECKED, str(error))
+        return Reproduced(what, Agreement.UNCHECKED, str(error))
     if different := [decision for decision in redone if not decision.same]:
-        return Check(what, Outcome.DIFFERS, f"{len(different)} of {len(redone)}; evo replay {run} shows them")
-    return Check(f"{len(redone)} {what}", Outcome.SAME)
+        return Reproduced(what, Agreement.DIFFERS, f"{len(different)} of {len(redone)}; evo replay {run} shows them")
+    return Reproduced(f"{len(redone)} {what}", Agreement.SAME)
 
 
-def _times(runs: list[Path], gpus: str | None) -> Iterator[Check]:
+def _times(runs: list[Path], gpus: str | None) -> Iterator[Reproduced]:
     """Yields what the best kernel of each run comes to on a GPU of this machine.
 
     A machine may give other times, so these differ only if the kernel is wrong or surely no faster any more.
     """
-    from analysis.reproduce import Check, Outcome
+    from analysis.reproduce import Agreement, Reproduced
     from evo.core.settings import RunConfig
     from evo.search import evaluators
     from fitness.devices import choose
@@ -84,14 +84,14 @@ def _times(runs: list[Path], gpus: str | None) -> Iterator[Check]:
     device, why = choose(gpus, lambda: evaluators.find_gpus(RunConfig.target))
     if not runs or device != "gpu":
         reason = f"no GPU measures here ({why})" if runs else "the folder holds no store with a kernel to time"
-        yield Check("times of champions", Outcome.UNCHECKED, reason)
+        yield Reproduced("times of champions", Agreement.UNCHECKED, reason)
         return
     for run in runs:
         yield _time(run, gpus)
 
 
-def _time(run: Path, gpus: str | None) -> Check:
-    from analysis.reproduce import Check, Outcome
+def _time(run: Path, gpus: str | None) -> Reproduced:
+    from analysis.reproduce import Agreement, Reproduced
     from evo import api
     from evo.storage.best import best_source
     from evo.storage.queries import RunReader
@@ -100,15 +100,15 @@ def _time(run: Path, gpus: str | None) -> Check:
         best, config = reader.best(), reader.info.config
     what = f"time of the best of {run}"
     if best is None or best.fitness is None or not best.index or config.device != "gpu":
-        return Check(what, Outcome.UNCHECKED, "it has no measured kernel but the seed")
+        return Reproduced(what, Agreement.UNCHECKED, "it has no measured kernel but the seed")
     try:
         baseline = None if config.baseline == "seed" else config.baseline
         with api.Evaluator(config.task, gpus=gpus, target=config.target, baseline=baseline) as evaluator:
             again = evaluator.evaluate(best_source(best))
     except EvoError as error:
-        return Check(what, Outcome.UNCHECKED, str(error))
+        return Reproduced(what, Agreement.UNCHECKED, str(error))
     if again.fitness is None:
-        return Check(what, Outcome.DIFFERS, f"{again.verdict} at stage {again.stage}: {again.message}")
+        return Reproduced(what, Agreement.DIFFERS, f"{again.verdict} at stage {again.stage}: {again.message}")
     slower = best.fitness.ci95[0] > 1 >= again.fitness.ci95[0]
     detail = f"{again.fitness} now, {best.fitness} then"
-    return Check(what, Outcome.DIFFERS if slower else Outcome.SAME, detail)
+    return Reproduced(what, Agreement.DIFFERS if slower else Agreement.SAME, detail)

@@ -32,7 +32,7 @@ _WIDTH = 100  # characters of a line of the header
 
 
 @dataclass(frozen=True)
-class Finding:
+class Appliable:
     """What a run found for a program.
 
     source: of the kernel file; evaluation: of it; trial: its number, None if it is a dispatcher over several.
@@ -89,7 +89,7 @@ def meaning(node: cst.CSTNode) -> str:
     return ast.dump(tree)
 
 
-def doubts(finding: Finding) -> list[str]:
+def doubts(finding: Appliable) -> list[str]:
     """Returns what a user has to know before the new code is used; [] for nothing."""
     fitness = finding.fitness
     found = []
@@ -100,7 +100,7 @@ def doubts(finding: Finding) -> list[str]:
     return found
 
 
-def find(run_folder: Path, say: Say, *, opener: dispatch.Opener | None) -> Finding | None:
+def find(run_folder: Path, say: Say, *, opener: dispatch.Opener | None) -> Appliable | None:
     """Returns what to put into the program; None if the run found nothing faster than the original.
 
     say: hears what is done meanwhile.  opener: opens an evaluator, for a dispatcher over the kernels that are best in
@@ -115,7 +115,7 @@ def find(run_folder: Path, say: Say, *, opener: dispatch.Opener | None) -> Findi
     task, origin = _task(run_folder, info)
     date = datetime.datetime.fromtimestamp(events[-1][2], datetime.UTC).date()
     best = conclusion.best
-    finding = Finding(
+    finding = Appliable(
         run_folder, date, info, task, origin, conclusion.source, best.evaluation, conclusion.certificate, best.index
     )
     if opener is not None:
@@ -153,7 +153,7 @@ def _task(run_folder: Path, info: RunInfo) -> tuple[Task, Origin]:
 # --- what was measured, in words -------------------------------------------------------------------------------------
 
 
-def header(finding: Finding) -> list[str]:
+def header(finding: Appliable) -> list[str]:
     """Returns the lines that stand above the new code, without a mark of comment: what was measured, and on what."""
     fitness, kind = finding.fitness, "estimated" if finding.fitness.estimated else "measured"
     what = "several trials, chosen by shape," if finding.trial is None else f"trial {finding.trial}"
@@ -174,13 +174,13 @@ def header(finding: Finding) -> list[str]:
     return [part for line in lines for part in _wrapped(plain(line))]
 
 
-def _device(finding: Finding) -> str:
+def _device(finding: Appliable) -> str:
     if finding.fitness.estimated:
         return f"by a model of the {finding.target.device_name}; no GPU measured it"
     return f"on {finding.evaluation.environment.get('gpu') or finding.target.device_name}"
 
 
-def _case_line(finding: Finding, case: Case, timing: Timing | None) -> str:
+def _case_line(finding: Appliable, case: Case, timing: Timing | None) -> str:
     arguments = arguments_of(finding.task, finding.origin, case)
     given = f"{case.name}: " + ", ".join(f"{name} {_argument(value)}" for name, value in arguments.items())
     if timing is None:

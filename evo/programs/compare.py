@@ -17,7 +17,7 @@ from typing import Any
 
 from evo.core.errors import ConfigError
 from evo.programs.capture import Capture, read
-from evo.programs.run import Ended, run_program
+from evo.programs.run import ProgramEnd, run_program
 from fitness.gpu.timing import Ratio, paired_ratio
 
 ORIGINAL = "original"
@@ -32,7 +32,7 @@ class Outputs:
     file: Path | None
     numbers: re.Pattern[str] | None
 
-    def of(self, ended: Ended) -> dict[str, Any]:
+    def of(self, ended: ProgramEnd) -> dict[str, Any]:
         """Returns the outputs of a run by name: arrays of NumPy, numbers, texts, lists.  Raises ConfigError."""
         if self.file is not None:
             return _flat(self.file.name, _read(self.file))
@@ -212,7 +212,7 @@ def compare(
     """
     first: dict[str, Any] | None = None
 
-    def run(side: Side, watch: Path | None) -> Ended:
+    def run(side: Side, watch: Path | None) -> ProgramEnd:
         nonlocal first
         if wanted.file is not None:
             wanted.file.unlink(missing_ok=True)

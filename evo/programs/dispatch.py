@@ -31,7 +31,7 @@ from evo.programs.host_call import arguments_of, function_of
 from evo.programs.origin import KERNEL, Origin
 from evo.storage.best import Conclusion, best_source
 from fitness.tasks.calls import Calls
-from operators.combine import Choice, Form, Forms, dispatcher
+from operators.combine import Form, Forms, WonCases, dispatcher
 from operators.source import parameters
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ LEAST_GAIN = 1.05  # of another kernel in a case, to be worth its lines: within 
 MOST = 4  # different kernels: a reader has to review them all
 
 
-class Evaluator(Protocol):
+class KernelEvaluator(Protocol):
     """What is needed of `evo.Evaluator`."""
 
     measured: bool
@@ -54,7 +54,7 @@ class Evaluator(Protocol):
     def certify(self, source: str, evaluation: Evaluation | None = None) -> Certificate: ...
 
 
-Opener = Callable[["Task", "RunConfig"], AbstractContextManager[Evaluator]]  # as the settings of a run ask for
+Opener = Callable[["Task", "RunConfig"], AbstractContextManager[KernelEvaluator]]  # as the settings of a run ask for
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def source_of(task: Task, origin: Origin, best: Trial, chosen: dict[str, Trial],
             if by_forms.setdefault(forms, trial) is not trial and case.role == "tune":
                 by_forms[forms] = best  # two cases that shapes do not tell apart
     choices = [
-        Choice(best_source(trial), tuple(forms for forms, of in by_forms.items() if of is trial))
+        WonCases(best_source(trial), tuple(forms for forms, of in by_forms.items() if of is trial))
         for trial in {t.index: t for t in by_forms.values()}.values()
         if trial.index != 0
     ]

@@ -9,7 +9,7 @@ from evo.core.errors import ConfigError
 from evo.core.records import Case
 from evo.programs.guard import Part, part_of, parts_of
 from evo.programs.host_call import arguments_of, slots_of
-from evo.programs.origin import KERNEL, CapturedCall, Origin
+from evo.programs.origin import KERNEL, Origin, OriginCall
 
 if TYPE_CHECKING:
     from fitness.frontend.target import Target
@@ -63,7 +63,7 @@ def _result(origin: Origin, call: Mapping[str, Any]) -> Any:
     return next((captured.result for captured in origin.calls if _is_of(captured, call)), None)
 
 
-def _is_of(captured: CapturedCall, call: Mapping[str, Any]) -> bool:
+def _is_of(captured: OriginCall, call: Mapping[str, Any]) -> bool:
     for argument in captured.arguments:
         if argument.alias or argument.name not in call:
             continue

@@ -65,12 +65,12 @@ class _Reached(Exception):
         self.grid, self.given, self.kwargs = grid, args, kwargs
 
 
-class _StandIn:
+class _PlainLaunch:
     """Stands for the captured function, or for its kernel."""
 
     grid: Any = None
 
-    def __getitem__(self, grid: Any) -> _StandIn:
+    def __getitem__(self, grid: Any) -> _PlainLaunch:
         self.grid = grid
         return self
 
@@ -85,7 +85,7 @@ def _call(task: Task, origin: Origin, given: Sequence[Any]) -> _Reached:
             with suppress(ImportError):  # of the user's package, perhaps; the entry needs torch and Triton
                 exec(definition.text, space)
     exec(code(function_of(task.needed_seed, task.entry)), space)
-    space[origin.last] = _StandIn()
+    space[origin.last] = _PlainLaunch()
     try:
         space[task.entry](*given)
     except _Reached as reached:

@@ -41,7 +41,7 @@ class CallNotes:
 
 
 @dataclass
-class Calls:
+class DistinctCalls:
     """The distinct calls of a kernel or a host function, by what distinguishes them."""
 
     most: int
@@ -70,7 +70,7 @@ class HostNotes:
     module: str
     attribute: str
     function: Any = field(repr=False)
-    calls: Calls
+    calls: DistinctCalls
     missed: int = 0  # calls that were under way when they were noticed, with other arguments than at their begin
     kernels: set[str] = field(default_factory=set)
 
@@ -89,7 +89,7 @@ class KernelNotes:
     kind: str
     file: str
     line: int
-    calls: Calls
+    calls: DistinctCalls
     sites: Counter[Site] = field(default_factory=Counter)
     hosts: Counter[str] = field(default_factory=Counter)  # launches in each, "" for those outside
     configs: Counter[str] = field(default_factory=Counter)  # that autotuning chose

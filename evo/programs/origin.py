@@ -37,7 +37,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class CapturedCall:
+class OriginCall:
     """A distinct call in the program.
 
     count: how often it was made.  gpu_us: microseconds on the GPU, None if no GPU timed it.  grid: of the launch, for a
@@ -63,7 +63,7 @@ class Origin:
     sha256: str  # of that file
     package: str | None  # the distribution that installed it
     package_version: str | None
-    calls: tuple[CapturedCall, ...]
+    calls: tuple[OriginCall, ...]
     text: str  # origin.json itself
 
     @property
@@ -107,9 +107,9 @@ def read_origin(folder: Path) -> Origin | None:
         ) from error
 
 
-def _call(raw: Mapping[str, Any]) -> CapturedCall:
+def _call(raw: Mapping[str, Any]) -> OriginCall:
     us, grid = raw["gpu_us"], raw.get("grid")
-    return CapturedCall(
+    return OriginCall(
         tuple(map(_argument, raw["arguments"])),
         int(raw["count"]),
         None if us is None else float(us),

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from evo.core.errors import ConfigError
-from evo.programs.apply import Finding, header
+from evo.programs.apply import Appliable, header
 from evo.programs.domain import domain_of
 from evo.programs.origin import FILE as ORIGIN
 
@@ -32,7 +32,7 @@ else:  # executed as a file
 '''
 
 
-def write_package(finding: Finding, folder: Path) -> list[Path]:
+def write_package(finding: Appliable, folder: Path) -> list[Path]:
     """Writes the package and returns its files.  An earlier package in the folder is replaced.
 
     Raises ConfigError if the folder holds something else, if its name cannot be imported, or if the new code cannot

@@ -14,7 +14,7 @@ from evo.programs.inside import environment
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramEnd:
     """How a program ended: its exit code, its seconds, and what it printed if that was asked for."""
 
     code: int
@@ -32,7 +32,7 @@ def run_program(
     report: Path | None = None,
     keep_output: bool = False,
     quiet: bool = False,
-) -> Ended:
+) -> ProgramEnd:
     """Runs a command to its end.
 
     watch: folder for a capture; None: not watched.  values: describe the arguments of calls, too.
@@ -53,7 +53,7 @@ def run_program(
         ) from error
     seconds = time.perf_counter() - begin
     printed = done.stdout.decode(errors="replace") if keep_output else ""
-    return Ended(done.returncode, seconds, printed)
+    return ProgramEnd(done.returncode, seconds, printed)
 
 
 def _absolute(path: Path | None) -> str:

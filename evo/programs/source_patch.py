@@ -24,7 +24,7 @@ import libcst as cst
 
 from evo.core.errors import ConfigError
 from evo.core.text import quoted
-from evo.programs.apply import Finding, header, meaning
+from evo.programs.apply import Appliable, header, meaning
 from evo.programs.host_call import function_of
 from evo.programs.origin import FUNCTION, Origin
 from evo.storage.best import diff
@@ -35,7 +35,7 @@ IMPORT_S = 300.0  # importing torch, Triton and the user's package takes seconds
 _OTHERWISE = "use --package DIR, which replaces it while the program runs"
 
 
-def patched(finding: Finding, file: Path) -> tuple[bytes, bytes]:
+def patched(finding: Appliable, file: Path) -> tuple[bytes, bytes]:
     """Returns the bytes of the user's file before and after.
 
     Raises ConfigError if the file is not the captured one, or if the new kernel cannot be put into it.  Also if the
@@ -85,7 +85,7 @@ def _captured(origin: Origin, file: Path) -> bytes:
 # --- what corresponds ------------------------------------------------------------------------------------------------
 
 
-def _check_same(finding: Finding, module: cst.Module, seed: cst.Module) -> None:
+def _check_same(finding: Appliable, module: cst.Module, seed: cst.Module) -> None:
     """Raises ConfigError if what was captured is not, word for word, in the task's kernel file."""
     origin, task = finding.origin, finding.task
     name = origin.last
@@ -108,7 +108,7 @@ def _check_same(finding: Finding, module: cst.Module, seed: cst.Module) -> None:
         )
 
 
-def _check_values(finding: Finding) -> None:
+def _check_values(finding: Appliable) -> None:
     """Raises ConfigError if the new function may return other plain values: only its tensors were verified.
 
     Such values (a block size for the backward pass) must come from the same statements, and from functions that stay.
@@ -189,7 +189,7 @@ class _Use:
 
 
 class _Patch:
-    def __init__(self, finding: Finding, module: cst.Module, seed: cst.Module, file: Path) -> None:
+    def __init__(self, finding: Appliable, module: cst.Module, seed: cst.Module, file: Path) -> None:
         self._finding, self._module, self._file = finding, module, file
         self._target = finding.origin.attribute.rpartition(".")[2]
         self._users = {name: d for d in definitions(module) for name in d.names}
@@ -317,7 +317,7 @@ def _imported(node: cst.CSTNode, name: str) -> str:
 class _Writer(cst.CSTTransformer):
     """Writes the new code into the user's file."""
 
-    def __init__(self, finding: Finding, use: _Use) -> None:
+    def __init__(self, finding: Appliable, use: _Use) -> None:
         self._finding, self._use = finding, use
         self._path: list[str] = []
         *self._classes, self._target = finding.origin.attribute.split(".")

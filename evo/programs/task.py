@@ -27,7 +27,7 @@ TARGET = "sm_90"  # that kernels are recorded for: the plans are those of any
 
 
 @dataclass
-class Made:
+class MadeTask:
     """A task folder that was made, and what its maker has to know of it."""
 
     folder: Path
@@ -46,7 +46,7 @@ def make_task(
     *,
     launch: bool = False,
     zygote: Zygote | None = None,
-) -> Made:
+) -> MadeTask:
     """Makes `folder` of the kernel or host function of that name.
 
     reference: the text of a Python file, and the function in it that says what is right; without, the kernel itself.
@@ -86,7 +86,7 @@ def make_task(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     roles = [call["role"] for call in chosen]
-    return Made(folder, entry, subject, roles.count("tune"), roles.count("holdout"), notes)
+    return MadeTask(folder, entry, subject, roles.count("tune"), roles.count("holdout"), notes)
 
 
 def _subject(capture: Capture, name: str, launch: bool) -> CapturedHost:

@@ -35,8 +35,8 @@ from evo.programs import hosts
 from evo.programs.environment import facts_of_process, package_of, sha256_of
 from evo.programs.notes import (
     CallNotes,
-    Calls,
     Describing,
+    DistinctCalls,
     HostNotes,
     KernelNotes,
     Site,
@@ -149,7 +149,7 @@ class Watcher:
         self._kernels, self._thread, self._lock, self._file = {}, _Thread(), threading.RLock(), ""
         self._timer = None if self._timer is None else LaunchTimer()
         for host in self._hosts.values():
-            host.calls, host.missed, host.kernels = Calls(MOST), 0, set()
+            host.calls, host.missed, host.kernels = DistinctCalls(MOST), 0, set()
 
     def scan(self, module: Any) -> None:
         """Watches the host functions of a module; and kernels that torch.compile wrote, if it is PyTorch's module."""
@@ -166,7 +166,7 @@ class Watcher:
             for attribute, function in hosts.host_functions(module):
                 if id(inner := getattr(function, "__wrapped__", None)) in self._hosts and inner is not None:
                     continue  # it is watched already
-                notes = HostNotes(name, attribute, function, Calls(MOST))
+                notes = HostNotes(name, attribute, function, DistinctCalls(MOST))
                 self._hosts[id(function)] = notes
                 watching = hosts.watched(notes, function, self._called)
                 self._replaced.replace(function, watching, hosts.spaces_of_modules())
@@ -313,7 +313,7 @@ class Watcher:
         if notes is None:
             name = kernel.inductor_meta.get("kernel_name") or kernel.fn.__name__
             file = getattr(kernel, "filename", "") or ""
-            notes = KernelNotes("torch.compile", name, kernel, "inductor", file, 0, Calls(MOST))
+            notes = KernelNotes("torch.compile", name, kernel, "inductor", file, 0, DistinctCalls(MOST))
             self._kernels[id(kernel)] = notes
         return notes
 
@@ -348,7 +348,7 @@ class Watcher:
         code = function.__code__
         name = attribute_of(kernel, function)
         notes = KernelNotes(
-            function.__module__, name, kernel, "triton", code.co_filename, code.co_firstlineno, Calls(MOST)
+            function.__module__, name, kernel, "triton", code.co_filename, code.co_firstlineno, DistinctCalls(MOST)
         )
         self._kernels[id(kernel)] = notes
         return notes

@@ -17,7 +17,7 @@ from fitness.frontend.memory import ALIGNMENT
 from fitness.frontend.plan import ITEMSIZE
 from fitness.tasks.calls import CPU, Calls
 from fitness.tasks.task import Task
-from fitness.tasks.work import Form, Work, bytes_of, work_of
+from fitness.tasks.work import Form, Workload, bytes_of, work_of
 
 ROW_BYTES = 16  # widest access of one thread, and what a tensor descriptor asks of strides
 SEVERAL = 3  # different values or fewer are listed
@@ -35,7 +35,7 @@ class Arguments:
         self._described = Calls(task).described()
         self._forms: dict[str, Sequence[Form]] = {case.name: self._described[case.name] for case in task.cases}
         self._fixed = self._same_everywhere()
-        self._work: dict[str, Work | None] = {}
+        self._work: dict[str, Workload | None] = {}
 
     def case_lines(self) -> tuple[str, ...]:
         """Returns one line for each case: its name, role, and what its arguments are at the size of the GPU.
@@ -74,7 +74,7 @@ class Arguments:
         """Returns the bytes of all tensor arguments of a case, each counted once."""
         return bytes_of(self._forms[case.name])
 
-    def work(self, case: Case) -> Work | None:
+    def work(self, case: Case) -> Workload | None:
         """Returns what a case has to move and to compute at least; None if that is not known."""
         if case.name not in self._work:
             self._work[case.name] = work_of(self.task, case, self._forms[case.name])

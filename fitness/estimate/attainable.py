@@ -17,14 +17,14 @@ from fitness.estimate.launch_trace import LaunchTrace
 from fitness.estimate.time_model import DRAM_EFFICIENCY, WGMMA_EFFICIENCY
 from fitness.frontend.plan import Launch, LaunchPlan, Op
 from fitness.frontend.target import Target
-from fitness.tasks.work import Work
+from fitness.tasks.work import Workload
 
 # Products of narrower operands that are as precise as one of float32, at least: by the oracle's budget two are too few.
 NARROW_PRODUCTS = 3
 _OPERANDS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "uint8": "int8"}
 
 
-def attainable_us(work: Work, target: Target, gpu: Mapping[str, Any] | None = None) -> float | None:
+def attainable_us(work: Workload, target: Target, gpu: Mapping[str, Any] | None = None) -> float | None:
     """Returns the attainable microseconds; None if nothing is known of the work.
 
     gpu: "copy_bytes_per_s" and "matmul_flops" as measured (`fitness.cuda.device.DeviceFacts`), if a GPU measures.
@@ -54,7 +54,7 @@ def flops_per_s(dtype: str, target: Target, gpu: Mapping[str, Any] | None = None
     return float(share * peaks[kind] if kind in peaks else lanes)
 
 
-def traced(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[LaunchTrace]]) -> Work:
+def traced(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[LaunchTrace]]) -> Workload:
     """Returns the work of a kernel as its traces show it: what it touches of arguments and results, and its products.
 
     choice: configuration of each launch.  traces: by launch and configuration.  Memory between steps does not count: a
@@ -87,4 +87,4 @@ def traced(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[La
         for m, n, k, operand, *_, count in trace.dots:
             name = _OPERANDS.get(operand, "float8" if operand.startswith("fp8") else operand)
             flops[name] = flops.get(name, 0.0) + 2.0 * m * n * k * count * trace.programs
-    return Work(math.fsum(moved.values()), flops, "traced")
+    return Workload(math.fsum(moved.values()), flops, "traced")

@@ -24,7 +24,7 @@ from fitness.frontend import screen
 from fitness.frontend.plan import ITEMSIZE, Config, Copy, Fill, Launch, LaunchPlan, Op, TensorRef
 from fitness.frontend.target import Target
 from fitness.interpreter.spans import SECTOR
-from fitness.tasks.work import Work
+from fitness.tasks.work import Workload
 
 # --- constants -------------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Estimate:
     terms: Mapping[str, float]
     bottleneck: str
     per_launch: tuple[StepEstimate, ...]  # every step, Fill and Copy too.
-    work: Work | None = None  # that its traces show; None if a reference was estimated
+    work: Workload | None = None  # that its traces show; None if a reference was estimated
 
 
 def estimate(

@@ -24,7 +24,7 @@ from fitness.frontend.plan import LaunchPlan
 from fitness.frontend.target import Target
 from fitness.profile.hints import hints
 from fitness.tasks.task import Task
-from fitness.tasks.work import Work
+from fitness.tasks.work import Workload
 
 # reading -> its name in a profile
 NAMES: Mapping[str, str] = {
@@ -300,4 +300,6 @@ def roofline(of: Subject, time_us: float, target: Target, gpu: Mapping[str, Any]
     if of.bytes is None and of.flops is None:
         return None
     dtype = of.case.dtype
-    return min(1.0, (attainable_us(Work(of.bytes, {dtype: of.flops or 0.0}, "stated"), target, gpu) or 0.0) / time_us)
+    return min(
+        1.0, (attainable_us(Workload(of.bytes, {dtype: of.flops or 0.0}, "stated"), target, gpu) or 0.0) / time_us
+    )

@@ -20,7 +20,7 @@ _FLOATS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "fl
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """What a case has to move and to compute at least.
 
     bytes: of the arguments and results that are needed, each once; None if unknown.  flops: operations by the type of
@@ -32,7 +32,7 @@ class Work:
     basis: str
 
 
-def work_of(task: Task, case: Case, forms: Sequence[Form]) -> Work | None:
+def work_of(task: Task, case: Case, forms: Sequence[Form]) -> Workload | None:
     """Returns what task.py states of a case, and for what it leaves out what its reference does; None for neither.
 
     forms: of the arguments at the size of the GPU.
@@ -44,7 +44,7 @@ def work_of(task: Task, case: Case, forms: Sequence[Form]) -> Work | None:
     if moved is None and flops is None:
         return None
     kind = operands(task, case, forms)
-    return Work(moved, {kind: flops} if flops else {}, "stated" if task.bytes or task.flops else "counted")
+    return Workload(moved, {kind: flops} if flops else {}, "stated" if task.bytes or task.flops else "counted")
 
 
 def operands(task: Task, case: Case, forms: Sequence[Form]) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from analysis.benchmarks.peers import runs, summary
-from analysis.benchmarks.peers.model import Habits
+from analysis.benchmarks.peers.model import AnswerShares
 from evo.core.errors import ConfigError, EvoError
 from fitness.tasks.task import task_names
 
@@ -68,7 +68,7 @@ def _runs(given: argparse.Namespace) -> Iterator[runs.Run]:
 
 def _one(run: runs.Run, *, out: Path, url: str, python: str) -> str:
     kept = (out / "runs" / run.name / runs.DONE).exists()
-    runs.execute(run, out / "runs" / run.name, url, python, Habits())
+    runs.execute(run, out / "runs" / run.name, url, python, AnswerShares())
     return f"{run.name}: {'kept' if kept else 'done'}"
 
 

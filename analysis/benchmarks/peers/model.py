@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from analysis.benchmarks import mutants
-from analysis.benchmarks.peers.prompts import Question, name_of, read_question, write_answer
+from analysis.benchmarks.peers.prompts import ReadPrompt, name_of, read_question, write_answer
 from evo.core.records import candidate_id
 from operators.base import Context, Parent
 from operators.genes import COMPUTED, get_genes, set_genes
@@ -26,7 +26,7 @@ LEFT_OUT = ("add_autotune", "more_configs")
 
 
 @dataclass(frozen=True)
-class Habits:
+class AnswerShares:
     """Counts of the kinds in a hundred answers, and delays.
 
     rewrite: a structural rewrite.  parameter: another number of a launch.  wrong: a kernel with a fault.  syntax: a
@@ -67,8 +67,8 @@ class Answer:
 class FixedModel:
     """Answers the requests of one run; `answer` is called with their numbers from 0."""
 
-    def __init__(self, seed: int, habits: Habits | None = None) -> None:
-        self._seed, self._habits = seed, habits or Habits()
+    def __init__(self, seed: int, habits: AnswerShares | None = None) -> None:
+        self._seed, self._habits = seed, habits or AnswerShares()
         self._broken: dict[str, str] = {}  # id of a kernel that an answer broke -> the kernel before
 
     def answer(self, messages: Sequence[Mapping[str, Any]], number: int) -> Answer:
@@ -88,7 +88,7 @@ class FixedModel:
                 text, source = text[: len(text) * 2 // 3], None
         return Answer(kind, note, question.source, source, text, delay)
 
-    def _change(self, question: Question, rng: random.Random) -> tuple[str, str, str | None]:
+    def _change(self, question: ReadPrompt, rng: random.Random) -> tuple[str, str, str | None]:
         """The kind of an answer, a line about it, and the new kernel."""
         broken, habits = self._broken.get(name_of(question.source)), self._habits
         if rng.randrange(100) < habits.undo and broken is not None:
@@ -158,7 +158,7 @@ def _cut(source: str, rng: random.Random) -> tuple[str, str] | None:
     return _parameter(source, rng)
 
 
-def _combined(question: Question, rng: random.Random) -> tuple[str, str] | None:
+def _combined(question: ReadPrompt, rng: random.Random) -> tuple[str, str] | None:
     """Numbers or a function of one kernel in the other."""
     parents = [Parent(i, source, 1.0) for i, source in enumerate((question.source, question.other or ""))]
     draft = Recombine()(parents, Context(rng))

@@ -25,7 +25,7 @@ class UnknownPromptError(ValueError):
 
 
 @dataclass(frozen=True)
-class Question:
+class ReadPrompt:
     """A prompt's kernel, and the form of the answer.
 
     engine: "evo", "openevolve" or "shinka".  source: the kernel to change, without marks of its evolving part.
@@ -54,7 +54,7 @@ def name_of(source: str) -> str:
     return candidate_id(unmarked(source))
 
 
-def read_question(messages: Sequence[Mapping[str, Any]]) -> Question:
+def read_question(messages: Sequence[Mapping[str, Any]]) -> ReadPrompt:
     """Returns what the messages of a chat ask for.  Raises UnknownPromptError if they show no kernel to change.
 
     If an engine asks again in the same chat, the latest message that shows a kernel counts.
@@ -68,7 +68,7 @@ def read_question(messages: Sequence[Mapping[str, Any]]) -> Question:
     raise UnknownPromptError("expected a prompt of evo, OpenEvolve or ShinkaEvolve that shows a kernel")
 
 
-def _evo(system: str, user: str) -> Question | None:
+def _evo(system: str, user: str) -> ReadPrompt | None:
     if not re.search(r"^# Kernel A\b", user, re.MULTILINE):
         return None
     seed = _block(system, r"^The seed kernel:$")
@@ -77,23 +77,23 @@ def _evo(system: str, user: str) -> Question | None:
     if re.search(r"^# Kernel B\b", user, re.MULTILINE):
         other = _block(user, r"^# Kernel B\b.*$", until=r"^# ") or seed
     form = EDITS if "Then give edits of kernel A" in user else FILE
-    return Question("evo", source, other, form) if source is not None else None
+    return ReadPrompt("evo", source, other, form) if source is not None else None
 
 
-def _openevolve(system: str, user: str) -> Question | None:
+def _openevolve(system: str, user: str) -> ReadPrompt | None:
     source = _block(user, r"^# Current Program$", until=r"^# Task$")
     if source is None:
         return None
-    return Question("openevolve", unmarked(source), None, EDITS if "<<<<<<< SEARCH" in user else FILE)
+    return ReadPrompt("openevolve", unmarked(source), None, EDITS if "<<<<<<< SEARCH" in user else FILE)
 
 
-def _shinka(system: str, user: str) -> Question | None:
+def _shinka(system: str, user: str) -> ReadPrompt | None:
     source = _block(user, r"^# (?:Current program|Incorrect Program to Fix)$")
     if source is None:
         return None
     other = _block(user, r"^# Crossover Inspiration Programs$")
     form = EDITS if "<DIFF>" in system else FILE
-    return Question("shinka", unmarked(source), None if other is None else unmarked(other), form)
+    return ReadPrompt("shinka", unmarked(source), None if other is None else unmarked(other), form)
 
 
 def _block(text: str, heading: str, until: str | None = None) -> str | None:
@@ -113,7 +113,7 @@ def _block(text: str, heading: str, until: str | None = None) -> str | None:
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-def write_answer(question: Question, note: str, source: str) -> str:
+def write_answer(question: ReadPrompt, note: str, source: str) -> str:
     """Returns an answer with a new source, in the form and with the tags that the engine's prompt asks for."""
     if question.form == EDITS:
         blocks = (f"<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE" for old, new in edits(question, source))
@@ -126,7 +126,7 @@ def write_answer(question: Question, note: str, source: str) -> str:
     return f"{note}\n\n{code}\n"
 
 
-def edits(question: Question, source: str) -> list[tuple[str, str]]:
+def edits(question: ReadPrompt, source: str) -> list[tuple[str, str]]:
     """Returns (old, new) texts of whole lines that make `source` of the question's kernel, one after the other.
 
     Each old text occurs once when its turn comes, and begins and ends with a line that is not blank.

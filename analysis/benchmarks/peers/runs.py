@@ -23,7 +23,7 @@ from typing import Any
 
 from analysis.benchmarks.endpoint import Endpoint, Reply
 from analysis.benchmarks.peers.evaluations import EVALUATIONS, HOLD, append, lines
-from analysis.benchmarks.peers.model import FixedModel, Habits
+from analysis.benchmarks.peers.model import AnswerShares, FixedModel
 from analysis.benchmarks.peers.prompts import UnknownPromptError, marked, name_of
 from evo.core.errors import ConfigError, EvoError
 from fitness.tasks.task import BUILTIN_TASKS
@@ -100,7 +100,7 @@ def service(folder: Path, gpus: str, workers: int) -> Iterator[str]:
         process.wait()
 
 
-def execute(run: Run, folder: Path, url: str, python: str, habits: Habits) -> dict[str, Any]:
+def execute(run: Run, folder: Path, url: str, python: str, habits: AnswerShares) -> dict[str, Any]:
     """Makes the run in the folder, or reads it if it is done; the content of `done.json`.
 
     url: of the service.  python: the interpreter of the peers' environment.  What an unfinished run left is removed.
@@ -136,7 +136,7 @@ class _Host:
 
     run: Run
     folder: Path
-    habits: Habits
+    habits: AnswerShares
     cpu: list[float] = field(default_factory=list)  # of the engine's processes, when each request came.
     killed: bool = False
     process: subprocess.Popen[bytes] | None = None
