@@ -299,7 +299,5 @@ def roofline(of: Subject, time_us: float, target: Target, gpu: Mapping[str, Any]
     """Returns the least possible time over the time, at most 1; None if the task does not say how much work it is."""
     if of.bytes is None and of.flops is None:
         return None
-    dtype = of.case.dtype
-    return min(
-        1.0, (attainable_us(Workload(of.bytes, {dtype: of.flops or 0.0}, "stated"), target, gpu) or 0.0) / time_us
-    )
+    work = Workload(of.bytes, {of.case.dtype: of.flops or 0.0}, "stated")
+    return min(1.0, (attainable_us(work, target, gpu) or 0.0) / time_us)
