@@ -224,7 +224,7 @@ class TaskEvaluator:
             return Look(look.timings, seconds)
         message = f"{fitness_of(look.timings)} at a first look, below the {bar} of a possible parent"
         slow = Stop("look", Verdict.SLOW, message)
-        return self._failure(candidate, slow, compiled, seconds, look=look.timings)
+        return self._failure(candidate, slow, compiled, seconds, look=self._beside_attainable(look.timings))
 
     def certify(self, source: str, *, seed: int) -> Certificate:
         """Returns the certificate of a source that was OK (frozen, if it was autotuned).  Call it after `prepare`."""
@@ -431,12 +431,15 @@ class TaskEvaluator:
             message=result.note,
             builds=self._chosen_builds(compiled, result.choices),
             check=result.check,
-            timings=tuple(replace(t, attainable_us=self._attainable_us.get(t.case)) for t in result.timings),
+            timings=self._beside_attainable(result.timings),
             plan_hash=compiled.plan_hash,
             frozen_source=freeze(candidate.source, chosen_configs(compiled, result.choices)),
             seconds={**compiled.seconds, **backend_s},
             environment={**self._environment(compiled), **self._call_timed(candidate), **result.environment},
         )
+
+    def _beside_attainable(self, timings: Sequence[Timing]) -> tuple[Timing, ...]:
+        return tuple(replace(t, attainable_us=self._attainable_us.get(t.case)) for t in timings)
 
     @cached_property
     def _attainable_us(self) -> Mapping[str, float]:

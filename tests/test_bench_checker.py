@@ -297,7 +297,7 @@ def test_scripts_are_refused_for_what_they_print_and_how_they_end():
     scripts.check(kernel.format(1), kernel.format(1), "print(f())", values=False)
     scripts.check(kernel.format(1), kernel.format(2), "f()", values=False)
     for source, tests in ((kernel.format(2), "print(f())"), (kernel.format(1), "raise SystemExit(3 if f() else 0)")):
-        with pytest.raises(peer_checks.Refused):
+        with pytest.raises(peer_checks.RefusedByPeer):
             scripts.check(kernel.format(0 if "Exit" in tests else 1), source, tests, values=False)
 
 
@@ -313,10 +313,10 @@ def test_kernelbench_compares_by_the_dtype(dtype, error, right):
     if right:
         peer_checks.compare(one, (one + error).to(dtype))
     else:
-        with pytest.raises(peer_checks.Refused, match="differ"):
+        with pytest.raises(peer_checks.RefusedByPeer, match="differ"):
             peer_checks.compare(one, (one + error).to(dtype))
     for other in (one[:3], one.double(), [1.0] * 4):
-        with pytest.raises(peer_checks.Refused, match="expected"):
+        with pytest.raises(peer_checks.RefusedByPeer, match="expected"):
             peer_checks.compare(one, other)
 
 
@@ -329,7 +329,7 @@ def test_kernelbench_draws_five_times():
 
     peer_checks.kernelbench(draw, lambda x: [x], lambda x: [x])
     assert len(drawn) == 10 and len(set(drawn)) == 5 and drawn[::2] == peer_checks.seeds()
-    with pytest.raises(peer_checks.Refused):
+    with pytest.raises(peer_checks.RefusedByPeer):
         peer_checks.kernelbench(draw, lambda x: [x], lambda x: [x, x])
 
 

@@ -92,8 +92,10 @@ def test_a_kernel_as_fast_as_attainable_ends_the_run(tmp_path: Path) -> None:
         def prepare(self) -> Evaluation:
             return self._with(super().prepare())
 
-        def evaluate(self, candidate: Candidate, *, seed: int, known: Mapping[str, str]) -> Evaluation:
-            return self._with(super().evaluate(candidate, seed=seed, known=known))
+        def evaluate(
+            self, candidate: Candidate, *, seed: int, known: Mapping[str, str], bar: Bar | None = None
+        ) -> Evaluation:
+            return self._with(super().evaluate(candidate, seed=seed, known=known, bar=bar))
 
     with create(tmp_path / "on", stop_at_attainable=0.97) as store:
         outcome = search(store, Limited())

@@ -235,7 +235,7 @@ def test_counters_that_are_denied_are_asked_for_once(gemv, monkeypatch):
     evaluator, candidate, evaluation = gemv
     asked: list[str] = []
 
-    def denied(task, work, case, *, device):
+    def denied(task, work, case, *, gpu):
         asked.append(case)
         raise NoCounters("no permission (ERR_NVGPUCTRPERM)")
 
@@ -244,6 +244,7 @@ def test_counters_that_are_denied_are_asked_for_once(gemv, monkeypatch):
     monkeypatch.setattr(gpu_backend.Runner, "idle", lambda runner: nullcontext())  # its process needs a GPU
     monkeypatch.setattr(gpu_backend.GpuBackend, "environment", GPU)
     with gpu_backend.GpuEvaluator(evaluator.task, H200, zygote=evaluator._own_zygote) as on_gpu:
+        on_gpu._backend._facts = {"uuid": "GPU-0"}
         profiles = [
             on_gpu.profile(candidate, dataclasses.replace(measured(evaluation), plan_hash=h)) for h in ("one", "two")
         ]

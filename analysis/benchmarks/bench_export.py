@@ -62,7 +62,7 @@ def _candidate(i: int) -> str:
 def _proposal(i: int, rng: random.Random) -> tuple[Any, ...]:
     parents = json.dumps([rng.randrange(i)] if i else [])
     note = f"softmax_kernel.BLOCK_SIZE 128→{i}"
-    return i, _candidate(i), "mutate", parents, i % 3, i, note, '{"drafts": 1}', 1.7e9 + i
+    return i, _candidate(i), "mutate", parents, i % 3, i, note, '{"drafts": 1}', 1.7e9 + i, None
 
 
 def _evaluation(i: int, rng: random.Random) -> tuple[Any, ...]:
@@ -77,6 +77,7 @@ def _evaluation(i: int, rng: random.Random) -> tuple[Any, ...]:
         "findings": [],
         "builds": [build | {"occupancy": 1.0, "sass_hash": f"{i:064x}", "compile_s": 0.1, "instructions": {}}],
         "check": {"cases": 6, "worst_case": "odd", "max_error": 0.5, "budget": 1e-6, "own_share": 1.0} if ok else None,
+        "look": [],
         "timings": [_timing(case, speedup, rng) for case in CASES] if ok else [],
         "plan_hash": f"{i:064x}",
         "duplicate_of": "",
@@ -100,6 +101,7 @@ def _timing(case: str, speedup: float, rng: random.Random) -> dict[str, Any]:
         "estimated": False,
         "attainable_us": 5.0,
         "terms": {"counts": 1.0, "pairs": 10.0},
+        "weight": 1.0,
     }
 
 
