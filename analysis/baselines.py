@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from evo.core.errors import StoreError
+from evo.core.files import write_whole
 
 FORMAT = 1
 NAMES = ("eager", "torch.compile", "library")  # the order of columns
@@ -43,12 +43,7 @@ def save(path: Path, rows: Sequence[BaselineRow], gpu: Mapping[str, Any], versio
     """Writes {"format", "gpu", "versions", "rows"} to `path`.  Raises StoreError if that fails."""
     lines = ",\n".join("  " + json.dumps(asdict(row)) for row in rows)
     head = json.dumps({"format": FORMAT, "gpu": dict(gpu), "versions": dict(versions)}, indent=1)[:-2]
-    new = path.with_name(path.name + ".new")
-    try:
-        new.write_text(f'{head},\n "rows": [\n{lines}\n ]\n}}\n', encoding="utf-8")
-        os.replace(new, path)
-    except OSError as error:
-        raise StoreError(f"expected to write {path}, got: {error}; check the disk and its permissions") from error
+    write_whole(path, f'{head},\n "rows": [\n{lines}\n ]\n}}\n')
 
 
 def load(path: Path) -> tuple[list[BaselineRow], dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from analysis.stats import area_under, area_under_steps
 from evo.campaign.champions import retimed
 from evo.core.errors import StoreError
+from evo.core.files import write_whole
 from evo.core.records import CERTIFICATE, PASSED, Trial, Verdict
 from evo.search.budget import gpu_seconds
 from evo.storage.best import Conclusion, read_result
@@ -176,12 +176,7 @@ def save(path: Path, outcomes: Iterable[Outcome], **about: Any) -> None:
         row |= {name: round(row[name], 3) for name in ("seconds", "gpu_spent")}
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     head = json.dumps({"format": _FORMAT, **about}, indent=1)[:-2]
-    new = path.with_name(path.name + ".new")
-    try:
-        new.write_text(f'{head},\n "outcomes": [\n{lines}\n ]\n}}\n', encoding="utf-8")
-        os.replace(new, path)
-    except OSError as error:
-        raise StoreError(f"expected to write {path}, got: {error}; check the disk and its permissions") from error
+    write_whole(path, f'{head},\n "outcomes": [\n{lines}\n ]\n}}\n')
 
 
 def load(path: Path) -> list[Outcome]:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from evo.core.errors import StoreError
+from evo.core.files import write_whole
 
 EQUAL, HEADROOM = ALLOCATIONS = ("equal", "headroom")  # the values of --allocation
 FILE = "allocation.json"
@@ -131,11 +131,5 @@ def read_budgets(folder: Path, budget: int) -> Budgets:
 
 def write_budgets(folder: Path, budgets: Budgets) -> None:
     """Writes the budgets into the campaign's folder; a kill leaves the earlier ones."""
-    path = folder / FILE
-    new = path.with_suffix(".new")
-    try:
-        text = json.dumps({"round": budgets.round_number, "budgets": dict(budgets.of)}, indent=1)
-        new.write_text(text + "\n", encoding="utf-8")
-        os.replace(new, path)
-    except OSError as error:
-        raise StoreError(f"expected to write {path}, got: {error}; check the disk and its permissions") from error
+    text = json.dumps({"round": budgets.round_number, "budgets": dict(budgets.of)}, indent=1)
+    write_whole(folder / FILE, text + "\n")

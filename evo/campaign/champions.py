@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from evo.core.errors import EvoError, StoreError
+from evo.core.files import write_whole
 from evo.core.records import Candidate, Trial, Verdict
 from evo.core.text import short
 from evo.search.assemble import certified
@@ -80,11 +80,9 @@ def _write(folder: Path, retiming: Retiming) -> None:
     path = folder / BEST / RETIMED
     try:
         path.parent.mkdir(exist_ok=True)
-        new = path.with_name(path.name + ".new")
-        new.write_text(json.dumps(dataclasses.asdict(retiming), indent=2) + "\n", encoding="utf-8")
-        os.replace(new, path)
     except OSError as error:
         raise StoreError(f"expected to write {path}, got: {error}; check the disk and its permissions") from error
+    write_whole(path, json.dumps(dataclasses.asdict(retiming), indent=2) + "\n")
 
 
 def retimed(folder: Path) -> Retiming | None:
