@@ -16,6 +16,7 @@ from fitness.cuda.launcher import WARP, check
 COPY_BYTES = 2 << 30  # far beyond any L2.
 MATMUL_SIZE = 8192
 REPEATS = 10
+REST_S = 0.002  # before each: a GPU that multiplies without a pause is slowed down by its power limit
 CLOCK_CHANGE = 0.02  # relative change of the multiprocessor clock that disturbs a comparison.
 
 # Reasons for which a GPU runs slower than asked that come and go with temperature, power supply or other users.  The
@@ -153,16 +154,18 @@ def _matmul_rate(device: torch.device) -> float:
 
 
 def _seconds(work: Any) -> float:
-    """Returns the median time of `work` on the device, after warming up."""
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(REPEATS)]
+    """Returns the least time of `work` on the device, after warming up."""
     warm_until = time.perf_counter() + 0.2
     while time.perf_counter() < warm_until:
         work()
         torch.cuda.synchronize()
-    for begin, end in events:
+    times = []
+    for _ in range(REPEATS):
+        time.sleep(REST_S)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         work()
         end.record()
-    torch.cuda.synchronize()
-    times = sorted(begin.elapsed_time(end) for begin, end in events)
-    return times[REPEATS // 2] / 1e3
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return min(times)

@@ -26,9 +26,10 @@ def inputs(case, generator):
 
 def reference(table, update, slots, rate):
     """Old rows (zero where skipped); `table[slots] += rate * update` in place."""
-    used = slots >= 0
-    old = torch.where(used[:, None], table[slots.clamp(min=0)], 0)
-    table[slots[used]] += rate * update[used]
+    used = (slots >= 0)[:, None]
+    rows = torch.where(slots >= 0, slots, torch.arange(len(slots), device=slots.device) % len(table))
+    old = torch.where(used, table[rows], 0)
+    table.index_add_(0, rows, torch.where(used, rate * update, 0))  # a mask as an index would wait for the GPU
     return old
 
 
