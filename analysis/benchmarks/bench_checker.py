@@ -14,6 +14,7 @@ Device "interpret" executes kernels in Triton's interpreter and evaluates them w
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import multiprocessing
@@ -31,7 +32,7 @@ from typing import Any
 
 from analysis.benchmarks import kernel_sets, peer_checks
 from analysis.benchmarks.mutants import PLAIN, RightKernel, Variant, right_kernels, wrong_kernels
-from analysis.benchmarks.witnesses import DEVICES, PLACES_OF, WRONG, Answer, observe
+from analysis.benchmarks.witnesses import DEVICES, PLACES_OF, WRONG, Answer, gpus_here, observe
 from evo.core.errors import EvoError
 
 # Of each task with kernels of a group.
@@ -110,7 +111,7 @@ def find_witnesses(folder: Folder, variants: Sequence[Variant], device: str, job
     executed at the next of the same device.
     """
     path = folder.witnesses(device)
-    processes = min(jobs, CUDA_PROCESSES) if device == "cuda" else jobs
+    processes = processes_on(device, jobs)
     for place in PLACES_OF[device]:
         known = {line["id"] for line in read(path) if line["place"] == place or line["status"] == "invalid"}
         for other in DEVICES:
@@ -127,6 +128,11 @@ def find_witnesses(folder: Folder, variants: Sequence[Variant], device: str, job
 
         observe(waiting, device, processes, tell)
         say(f"{device}, {place}: executed {len(waiting)} in {time.perf_counter() - begin:.0f} s, {dict(done)}")
+
+
+def processes_on(device: str, jobs: int) -> int:
+    """Returns how many processes may execute kernels at once."""
+    return min(jobs, CUDA_PROCESSES * len(gpus_here())) if device == "cuda" else jobs
 
 
 def say(text: str) -> None:
@@ -162,7 +168,10 @@ def witness_class(answers: Mapping[str, Answer], order: Sequence[str]) -> str:
 
 
 def find_verdicts(folder: Folder, variants: Sequence[Variant], evaluator: str, jobs: int) -> None:
-    """Has every kernel evaluated, unless that was done; each task in a process of its own."""
+    """Has every kernel evaluated, unless that was done; each task in a process of its own.
+
+    The tasks share all GPUs.
+    """
     known = folder.all_verdicts(evaluator)
     by_task: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for variant in variants:
@@ -174,10 +183,13 @@ def find_verdicts(folder: Folder, variants: Sequence[Variant], evaluator: str, j
     processes = max(1, min(len(by_task), jobs if evaluator == "cpu" else jobs // 2))
     threads = max(1, jobs // processes)
     begin = time.perf_counter()
+    gpus = itertools.cycle(gpus_here() if evaluator == "gpu" else [""])
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=1) as pool:
         futures = {
-            task: pool.submit(judge, task, evaluator, kernels, threads, folder.verdicts(evaluator, Path(task).name))
+            task: pool.submit(
+                judge, task, evaluator, next(gpus), kernels, threads, folder.verdicts(evaluator, Path(task).name)
+            )
             for task, kernels in sorted(by_task.items(), key=lambda item: -len(item[1]))
         }
         for task, future in futures.items():
@@ -187,8 +199,9 @@ def find_verdicts(folder: Folder, variants: Sequence[Variant], evaluator: str, j
     say(f"{evaluator}: judged {count} in {time.perf_counter() - begin:.0f} s")
 
 
-def judge(task: str, evaluator: str, kernels: Sequence[tuple[str, str]], threads: int, path: Path) -> float:
+def judge(task: str, evaluator: str, gpu: str, kernels: Sequence[tuple[str, str]], threads: int, path: Path) -> float:
     """Writes the verdicts on kernels of one task; the seconds that took."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # of this process, which has not used one yet
     from evo.core.records import Candidate
     from fitness.cpu_backend import CpuEvaluator
     from fitness.evaluator import TaskEvaluator
@@ -241,8 +254,7 @@ def apply_rules(folder: Folder, variants: Sequence[Variant], device: str, jobs: 
             verdict = _RULE_VERDICTS[answer["status"]]
             append(path, {"id": answer["id"], "verdict": verdict, "stage": "", "message": answer.get("message", "")})
 
-        processes = min(jobs, CUDA_PROCESSES) if device == "cuda" else jobs
-        observe([(v.id, v.task, rule, v.source) for v in chosen], device, processes, tell)
+        observe([(v.id, v.task, rule, v.source) for v in chosen], device, processes_on(device, jobs), tell)
         say(f"{rule}, {device}: {len(chosen)} kernels")
 
 

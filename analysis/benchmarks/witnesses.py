@@ -37,7 +37,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import IO, Any
@@ -523,9 +522,10 @@ def serve(device: str) -> None:
 class Process:
     """A process that executes kernels; started again when it died, took too long, or was broken by a kernel."""
 
-    def __init__(self, device: str, cache: Path) -> None:
+    def __init__(self, device: str, cache: Path, gpu: str = "0") -> None:
         self._command = [sys.executable, "-m", "analysis.benchmarks.witnesses", device]
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(cache)}
+        self._environment["CUDA_VISIBLE_DEVICES"] = gpu
         self._environment.pop("TRITON_INTERPRET", None)
         if device == "interpret":
             self._environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -589,6 +589,14 @@ def _line(source: IO[bytes], deadline: float) -> bytes | None:
     return found
 
 
+def gpus_here() -> list[str]:
+    """Returns the GPUs of this process, by their names in CUDA_VISIBLE_DEVICES."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+
+
 @contextmanager
 def _closing(process: Process) -> Iterator[Process]:
     try:
@@ -598,16 +606,20 @@ def _closing(process: Process) -> Iterator[Process]:
 
 
 def observe(jobs: Sequence[Job], device: str, processes: int, tell: Callable[[Answer], None]) -> None:
-    """Executes all jobs, each in one of `processes` processes; `tell` gets the answers as they come, one at a time."""
+    """Executes all jobs, each in one of `processes` processes; `tell` gets the answers as they come, one at a time.
+
+    The processes share all GPUs.
+    """
+    gpus = gpus_here() if device == "cuda" else ["0"]
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
         waiting.put(job)
     telling = threading.Lock()
     failed: list[BaseException] = []
 
-    def work(cache: Path) -> None:
+    def work(cache: Path, number: int) -> None:
         try:
-            with _closing(Process(device, cache)) as process:
+            with _closing(Process(device, cache, gpus[number % len(gpus)])) as process:
                 while not failed:
                     answer = process.ask(waiting.get_nowait())
                     with telling:
@@ -618,7 +630,8 @@ def observe(jobs: Sequence[Job], device: str, processes: int, tell: Callable[[An
             failed.append(error)
 
     with tempfile.TemporaryDirectory(prefix="evo-witness-cache-") as cache:
-        threads = [threading.Thread(target=partial(work, Path(cache))) for _ in range(min(processes, len(jobs)))]
+        numbers = range(min(processes, len(jobs)))
+        threads = [threading.Thread(target=work, args=(Path(cache), number)) for number in numbers]
         for thread in threads:
             thread.start()
         for thread in threads:
