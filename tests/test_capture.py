@@ -279,6 +279,36 @@ def test_times_and_configurations_are_measured(folder: Path) -> None:
 
 @gpu
 @pytest.mark.gpu
+def test_the_time_of_many_launches_is_that_of_all(folder: Path) -> None:
+    """Most of them are not timed; they are on a stream of the program's own."""
+    (folder / "many.py").write_text(
+        """
+import torch
+from kernels import scale
+x = torch.randn(1 << 24, device="cuda")
+with torch.cuda.stream(torch.cuda.Stream()):
+    scale(x)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(400):
+        scale(x)
+    end.record()
+    end.synchronize()
+print("took", begin.elapsed_time(end) * 1000)
+"""
+    )
+    done = run(folder, "capture", "--out", "many", "--", sys.executable, "many.py", interpreted=False)
+    assert done.returncode == 0, done.stderr
+    took = float(done.stdout.split("took ")[1].split()[0])
+    capture = read(folder / "many")
+    kernel = capture.kernel("scale_kernel")
+    assert kernel.launches == 401 and kernel.gpu_us == pytest.approx(took, rel=0.2)
+    assert sum(call.gpu_us or 0 for call in capture.hosts["kernels.scale"].calls) == pytest.approx(kernel.gpu_us)
+    assert not any(process["troubles"] for process in capture.processes)
+
+
+@gpu
+@pytest.mark.gpu
 def test_launches_into_cuda_graphs_count(folder: Path) -> None:
     (folder / "graphs.py").write_text(
         """

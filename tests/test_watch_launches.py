@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,22 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from evo.programs.capture import Capture, read
-from evo.programs.watch import MOST, Watcher
+from evo.programs.watch import FIRST, MOST, Watcher
 
 CLOCK = itertools.count()
 LAUNCHED: list[dict[str, Any]] = []
+STREAM = "the current stream of GPU 0"
 
 
 class Event:
-    """Counts instead of time: a launch between two events takes a millisecond."""
+    """Counts instead of time: a launch between two events takes a millisecond, or more, see `launch`."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         assert enable_timing
         self.at = 0
 
-    def record(self) -> None:
+    def record(self, stream: Any) -> None:
+        assert stream == STREAM
         self.at = next(CLOCK)
 
     def query(self) -> bool:
@@ -42,9 +45,14 @@ class Event:
 
 
 def launch(kernel: JITFunction, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-    """Stands for `JITFunction.run`: calls the hooks that Triton's launcher calls, and does the kernel's work."""
-    LAUNCHED.append(kwargs)
+    """Stands for `JITFunction.run`: calls the hooks that Triton's launcher calls, and does the kernel's work.
+
+    It takes a millisecond more for every 100 of `n`.
+    """
+    LAUNCHED.append({**kwargs, "hooked": bool(knobs.runtime.launch_enter_hook.calls)})
     knobs.runtime.launch_enter_hook(None)
+    for _ in range(args[1] // 100):
+        next(CLOCK)
     knobs.runtime.launch_exit_hook(None)
     args[0].zero_()
 
@@ -71,6 +79,11 @@ def host(x, factor=1.0):
     plain_kernel[(2,)](x, x.numel(), BLOCK=32)
 
 
+def uneven(x, factor):
+    for n in (10, 1000):
+        plain_kernel[(1,)](x, n, BLOCK=32)
+
+
 def branching(x):
     if x.is_cuda:
         plain_kernel[(1,)](x, x.numel(), BLOCK=32)
@@ -85,6 +98,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", {0: STREAM}.__getitem__)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     watcher = Watcher(tmp_path)
     watcher.start()
@@ -141,6 +155,64 @@ def test_a_fault_of_the_watcher_does_not_reach_the_program(watched: Watcher, mon
     x = torch.ones(10)
     host(x)
     assert not bool(x.any()) and watched.troubles == ["ZeroDivisionError: division by zero"]
+
+
+def test_a_fault_at_an_event_does_not_reach_the_program(watched: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Event, "record", lambda event, stream: 1 / 0)
+    x = torch.ones(10)
+    host(x)
+    assert not bool(x.any()) and watched.troubles == ["ZeroDivisionError: division by zero"]
+    assert not knobs.runtime.launch_enter_hook.calls + knobs.runtime.launch_exit_hook.calls
+
+
+def test_of_launches_that_are_alike_the_first_and_a_share_are_timed(watched: Watcher, tmp_path: Path) -> None:
+    x, state = torch.ones(10), random.getstate()
+    LAUNCHED.clear()
+    for n in [10] * 1000 + [1000] * 20:
+        plain_kernel[(1,)](x, n, BLOCK=32)
+    hooked = [launch["hooked"] for launch in LAUNCHED]
+    assert all(hooked[:FIRST]) and all(hooked[1000 : 1000 + FIRST])
+    assert 80 < sum(hooked[FIRST:1000]) < 170, "one in eight of 984"
+    assert random.getstate() == state, "the program draws the same numbers"
+    kernel = seen(watched, tmp_path).kernel("plain_kernel")
+    assert {call.arguments[-2]["value"]: call.gpu_us for call in kernel.calls} == {10: 1e6, 1000: 220e3}
+    assert (kernel.launches, kernel.gpu_us) == (1020, 1.22e6), "the long ones, timed more often, do not count more"
+
+
+def test_each_call_of_a_host_function_has_times_of_its_own(watched: Watcher, tmp_path: Path) -> None:
+    """Also one whose launches are like those of calls before it."""
+    x = torch.ones(10)
+    for factor in [1.0] * 500 + [2.0]:
+        uneven(x, factor)
+    (function,) = seen(watched, tmp_path).hosts.values()
+    assert [(call.count, call.gpu_us) for call in function.calls] == [(500, 6e6), (1, 12e3)], "1 and 11 ms each"
+
+
+def test_launches_of_different_arguments_are_right_in_the_mean(watched: Watcher, tmp_path: Path) -> None:
+    """Calls beyond those that are kept are timed as if they were alike; turns are by chance, not by a period."""
+    x = torch.ones(10)
+    for n in range(MOST):
+        plain_kernel[(1,)](x, n, BLOCK=32)
+    for _ in range(1000):
+        for n in (64, 1064):
+            plain_kernel[(1,)](x, n, BLOCK=32)
+    kernel = seen(watched, tmp_path).kernel("plain_kernel")
+    assert kernel.rest == 2000 and kernel.gpu_us == pytest.approx(64e3 + 1e6 + 11e6, rel=0.15)
+
+
+def test_launches_into_a_graph_take_the_mean_of_the_others(
+    watched: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.ones(10)
+    for capturing, launches in ((False, 40), (True, 60)):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda capturing=capturing: capturing)
+        for _ in range(launches):
+            host(x)
+    capture = seen(watched, tmp_path)
+    kernel = capture.kernel("plain_kernel")
+    assert (kernel.launches, kernel.in_graphs, kernel.gpu_us) == (200, 120, 200e3)
+    (function,) = capture.hosts.values()
+    assert [(call.count, call.gpu_us) for call in function.calls] == [(100, 200e3)]
 
 
 def test_launches_into_a_graph_are_not_timed(watched: Watcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

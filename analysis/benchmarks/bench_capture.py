@@ -4,8 +4,8 @@ A step launches a small kernel 20 times through a host function, between small o
 decides its time.  Steps with and without the watcher take turns in one process.  Prints the time of a step with and
 without, their ratio with its interval, and what that is for one launch.
 
-Without a GPU nothing can be launched, so a stub stands for Triton's launcher: then the time is that of the watcher and
-of PyTorch's operators alone, and no ratio of a real program.
+Without a GPU nothing can be launched, so stubs stand for Triton's launcher and for CUDA's events: then the time is that
+of the watcher's own Python and of PyTorch's operators alone, and no ratio of a real program.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from unittest import mock
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from evo.programs.watch import Watcher
@@ -98,9 +99,10 @@ def _without_launcher() -> Iterator[None]:
     """Has launches do nothing, and PyTorch say that there is a GPU, so that they are watched as there."""
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        """Launches nothing."""
+        """Calls the hooks of a launch, and launches nothing."""
+        knobs.runtime.launch_enter_hook(None)
+        knobs.runtime.launch_exit_hook(None)
 
-    event = mock.Mock(elapsed_time=lambda other: 0.001, query=lambda: True)
     with (
         mock.patch.object(JITFunction, "run", run),
         mock.patch.object(torch.cuda, "is_available", lambda: True),
@@ -108,9 +110,26 @@ def _without_launcher() -> Iterator[None]:
         mock.patch.object(torch.cuda, "get_device_name", lambda: "none"),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
         mock.patch.object(torch.cuda, "current_device", lambda: 0),
-        mock.patch.object(torch.cuda, "Event", lambda enable_timing: event),
+        mock.patch.object(torch.cuda, "current_stream", lambda device: None),
+        mock.patch.object(torch.cuda, "Event", _Event),
     ):
         yield
+
+
+class _Event:
+    """Stands for an event of CUDA; every launch takes a microsecond."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        """Makes no event."""
+
+    def record(self, stream: Any = None) -> None:
+        """Records nothing."""
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: object) -> float:
+        return 0.001
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ Called = Callable[..., Any]  # called(host, function, args, kwargs) in place of 
 _AUTOGRAD = "torch/autograd/function.py"
 
 
+@functools.cache
 def is_common(module: str) -> bool:
     """Returns whether a module has no host functions of a program: PyTorch's, Triton's, NumPy's, evo's, Python's."""
     top = module.partition(".")[0]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from fitness.suites.call_writer import CallWriter, tensor_paths
 
 Site = tuple[str, int, str]  # file, line, and qualified name of the function around it
 _PLAIN = (bool, int, float, str, type(None))
+_PLAIN_TYPES = frozenset(_PLAIN)
 
 
 @dataclass
 class CallNotes:
     """One distinct call: its form and arguments (`fitness.suites.call_writer`), how often, and its time on the GPU.
 
-    trouble: why it cannot be made again, "" if it can.  us: microseconds of the `timed` launches in it.
+    trouble: why it cannot be made again, "" if it can.  us: microseconds of `timed` launches in it, see `add_up`.
     """
 
     form: dict[str, Any] = field(default_factory=dict)
@@ -74,7 +76,7 @@ class HostNotes:
     missed: int = 0  # calls that were under way when they were noticed, with other arguments than at their begin
     kernels: set[str] = field(default_factory=set)
 
-    @property
+    @cached_property
     def name(self) -> str:
         return f"{self.module}.{self.attribute}"
 
@@ -98,9 +100,38 @@ class KernelNotes:
     timed: int = 0
     us: float = 0.0
 
-    @property
+    @cached_property
     def name(self) -> str:
         return f"{self.module}.{self.attribute}"
+
+
+# --- times of launches ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class LaunchTimes:
+    """Times of launches that are alike: of one kernel, with the same arguments, in the same call of a host function.
+
+    of: the notes that they count for.  us: microseconds of as many launches as `stood_for` says, since the time of one
+    may stand for several.
+    """
+
+    of: tuple[KernelNotes | CallNotes, ...]
+    launches: int = 0
+    stood_for: int = 0
+    us: float = 0.0
+
+
+def add_up(times: Iterable[LaunchTimes]) -> None:
+    """Sets `us` and `timed` of kernels and calls: launches that are alike take the mean of those that were timed."""
+    times = list(times)
+    for notes in (notes for one in times for notes in one.of):
+        notes.us, notes.timed = 0.0, 0
+    for one in times:
+        if one.stood_for:
+            for notes in one.of:
+                notes.us += one.us * one.launches / one.stood_for
+                notes.timed += one.launches
 
 
 # --- what distinguishes calls ----------------------------------------------------------------------------------------
@@ -111,7 +142,8 @@ def key_of(values: Sequence[Any]) -> tuple[Any, ...] | None:
     found: list[Any] = []
     storages: list[int] = []
     for value in values:
-        one = _key(value, storages)
+        kind = type(value)
+        one = (kind, value) if kind in _PLAIN_TYPES else _key(value, storages)
         if one is None:
             return None
         found.append(one)

@@ -4,6 +4,8 @@ Nothing of the program's results changes: kernels get the same arguments, and no
 distinct call is seen first and its values are described.  A fault of the watcher is noted and does not reach the
 program.
 
+Of launches that are alike the first are timed, and then a random share.  The others take the mean of those.
+
 On a machine without a GPU the program runs on tensors in host memory that say they lie on a GPU.  Launches are noted
 and not made.
 """
@@ -14,6 +16,7 @@ import contextlib
 import functools
 import json
 import os
+import random
 import sys
 import threading
 import time
@@ -39,14 +42,16 @@ from evo.programs.notes import (
     DistinctCalls,
     HostNotes,
     KernelNotes,
+    LaunchTimes,
     Site,
+    add_up,
     attribute_of,
     bound,
     has_tensor,
     key_of,
     structure_of,
 )
-from evo.programs.times import LaunchTimer
+from evo.programs.times import LaunchTimer, Spent
 from fitness.suites.call_writer import tensor_paths
 from fitness.suites.values import structure
 
@@ -54,23 +59,27 @@ VERSION = 1  # of the files
 MOST = 64  # distinct calls that are kept of one host function or kernel
 IN_GRAPH = "it was first seen while a CUDA graph was captured, when values cannot be read"
 WRITE_EVERY_S = 30.0  # a program that is killed leaves what it did until then
+FIRST = 16  # of launches that are alike so many are timed at first
+ONE_IN = 8  # of the later ones one in so many is timed, in the mean
 
 
 class _Entered:
     """A call of a host function that is under way."""
+
+    __slots__ = ("call", "host", "launches")
 
     def __init__(self, host: HostNotes, call: CallNotes) -> None:
         self.host, self.call = host, call
         self.launches = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Launch:
-    """A launch that is under way: the kernel, the call of a host function around it, and its own call."""
+    """A launch that is under way: the kernel, and the call of a host function around it."""
 
     kernel: KernelNotes | None = None
     entered: _Entered | None = None
-    call: CallNotes | None = None
+    in_graph: bool = False
 
 
 class _Thread(threading.local):
@@ -99,6 +108,7 @@ class Watcher:
         self._lock = threading.RLock()
         self._stack = contextlib.ExitStack()
         self._kernels: dict[int, KernelNotes] = {}
+        self._times: dict[tuple[int, ...], LaunchTimes] = {}  # by ids of the notes that they count for
         self._hosts: dict[int, HostNotes] = {}  # by id of the function, which is kept alive
         self._scanned: dict[int, tuple[ModuleType, int]] = {}  # with the number of names that it had
         self._replaced = hosts.Replaced()
@@ -107,6 +117,7 @@ class Watcher:
         self._begin = self._written = time.perf_counter()
         self._file = ""
         self._timer: LaunchTimer | None = None
+        self._random = random.Random(0)  # its own: the program's numbers stay as they are
         self._fake: Any = None
 
     # --- begin and end -----------------------------------------------------------------------------------------------
@@ -117,7 +128,7 @@ class Watcher:
         self.device = "interpreter" if interpreted else "gpu" if torch.cuda.is_available() else "none"
         self._folder.mkdir(parents=True, exist_ok=True)
         if self.device == "gpu":
-            self._timer = LaunchTimer()
+            self._timer = LaunchTimer(self._safely)
         elif self.device == "none":
             from evo.programs.no_gpu import without_gpu
 
@@ -146,8 +157,8 @@ class Watcher:
 
     def _forked(self) -> None:
         """Begins anew in a process that was forked from this one."""
-        self._kernels, self._thread, self._lock, self._file = {}, _Thread(), threading.RLock(), ""
-        self._timer = None if self._timer is None else LaunchTimer()
+        self._kernels, self._times, self._thread, self._lock, self._file = {}, {}, _Thread(), threading.RLock(), ""
+        self._timer = None if self._timer is None else LaunchTimer(self._safely)
         for host in self._hosts.values():
             host.calls, host.missed, host.kernels = DistinctCalls(MOST), 0, set()
 
@@ -162,47 +173,47 @@ class Watcher:
         elif hosts.is_common(name):
             return
         self._scanned[id(module)] = module, len(vars(module))
-        with self._safely():
-            for attribute, function in hosts.host_functions(module):
-                if id(inner := getattr(function, "__wrapped__", None)) in self._hosts and inner is not None:
-                    continue  # it is watched already
-                notes = HostNotes(name, attribute, function, DistinctCalls(MOST))
-                self._hosts[id(function)] = notes
-                watching = hosts.watched(notes, function, self._called)
-                self._replaced.replace(function, watching, hosts.spaces_of_modules())
+        self._safely(self._replace, module)
+
+    def _replace(self, module: ModuleType) -> None:
+        for attribute, function in hosts.host_functions(module):
+            if id(inner := getattr(function, "__wrapped__", None)) in self._hosts and inner is not None:
+                continue  # it is watched already
+            notes = HostNotes(module.__name__, attribute, function, DistinctCalls(MOST))
+            self._hosts[id(function)] = notes
+            watching = hosts.watched(notes, function, self._called)
+            self._replaced.replace(function, watching, hosts.spaces_of_modules())
 
     def _is_scanned(self, module: ModuleType) -> bool:
         """Returns whether a module was scanned, and defines nothing new since: it may be under way then."""
         found = self._scanned.get(id(module))
         return found is not None and found[1] == len(vars(module))
 
-    @contextlib.contextmanager
-    def _safely(self) -> Iterator[None]:
-        """Keeps a fault of the watcher from the program."""
+    def _safely(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function of the watcher.  A fault of it is noted, gives None, and does not reach the program."""
         try:
             with torch._C.DisableTorchFunction():
-                yield
+                return function(*args)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             if text not in self.troubles and len(self.troubles) < 20:
                 self.troubles.append(text)
+            return None
 
     # --- host functions ----------------------------------------------------------------------------------------------
 
     def _called(self, host: HostNotes, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        entered: _Entered | None = None
-        with self._safely():
-            entered = self._enter(host, args, kwargs)
+        entered: _Entered | None = self._safely(self._enter, host, args, kwargs)
         if entered is None:
             return function(*args, **kwargs)
-        self._thread.entered.append(entered)
+        under_way = self._thread.entered
+        under_way.append(entered)
         try:
             result = function(*args, **kwargs)
         finally:
-            self._thread.entered.pop()
+            under_way.pop()
         if entered.launches and entered.call.result is None:
-            with self._safely():
-                self._returned(entered.call, result)
+            self._safely(self._returned, entered.call, result)
         return result
 
     def _enter(self, host: HostNotes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Entered | None:
@@ -264,8 +275,7 @@ class Watcher:
         """Runs the launches by which a tuner measures a configuration; none of them counts."""
         self._thread.trials += 1
         try:
-            with self._timer.paused() if self._timer else contextlib.nullcontext():
-                return original(tuner, *args, **kwargs)
+            return original(tuner, *args, **kwargs)
         finally:
             self._thread.trials -= 1
 
@@ -275,49 +285,58 @@ class Watcher:
         if thread.trials or kwargs.get("warmup"):
             return original(kernel, *args, **kwargs)
         if thread.launch is not None:
-            with self._safely():
-                self._at_kernel(thread.launch, kernel, args, kwargs)
-            return original(kernel, *args, **kwargs)
+            return self._made(thread.launch, original, kernel, args, kwargs)
         launch = _Launch()
-        with self._safely():
-            launch.kernel, launch.entered = self._noted(kernel, args, kwargs)
-            self._at_kernel(launch, kernel, args, kwargs)
-        if self.device == "none":
-            return types.SimpleNamespace(n_regs=0, n_spills=0, metadata=types.SimpleNamespace(shared=0))
+        self._safely(self._note, launch, kernel)
         thread.launch = launch
         try:
-            with self._timed(launch):
-                return original(kernel, *args, **kwargs)
+            return self._made(launch, original, kernel, args, kwargs)
         finally:
             thread.launch = None
-            with self._safely():
-                self._note_config(launch, kernel)
+            if isinstance(kernel, (Autotuner, Heuristics)):
+                self._safely(self._note_config, launch, kernel)
+
+    def _made(self, launch: _Launch, original: Any, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls `run` of a kernel, a tuner or heuristics inside a launch, and times it if it is to be timed."""
+        spent: Spent | None = self._safely(self._at_kernel, launch, kernel, args, kwargs)
+        if self.device == "none":
+            return types.SimpleNamespace(n_regs=0, n_spills=0, metadata=types.SimpleNamespace(shared=0))
+        if spent is None or self._timer is None:
+            return original(kernel, *args, **kwargs)
+        with self._timer.launch(spent):
+            return original(kernel, *args, **kwargs)
 
     def _launched_by_inductor(self, original: Any, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stands in for `run` of kernels that torch.compile wrote, and of the program's kernels inside its code."""
         if self._thread.trials or kwargs.get("benchmark_run"):
             return original(kernel, *args, **kwargs)
-        notes: KernelNotes | None = None
-        with self._safely():
-            notes = self._inductors(kernel)
-            notes.launches += 1
+        spent: Spent | None = self._safely(self._at_inductors, kernel)
         self._thread.trials += 1  # it tunes and launches inside
         try:
-            with self._around(notes):
+            if spent is None or self._timer is None:
+                return original(kernel, *args, **kwargs)
+            with self._timer.around(spent):
                 return original(kernel, *args, **kwargs)
         finally:
             self._thread.trials -= 1
 
-    def _inductors(self, kernel: Any) -> KernelNotes:
+    def _at_inductors(self, kernel: Any) -> Spent | None:
+        """Notes a launch of a kernel that torch.compile wrote; returns who gets its time, None if it is not timed."""
         notes = self._kernels.get(id(kernel))
         if notes is None:
             name = kernel.inductor_meta.get("kernel_name") or kernel.fn.__name__
             file = getattr(kernel, "filename", "") or ""
             notes = KernelNotes("torch.compile", name, kernel, "inductor", file, 0, DistinctCalls(MOST))
             self._kernels[id(kernel)] = notes
-        return notes
+        notes.launches += 1
+        if self._capturing():
+            notes.in_graphs += 1
+            return None
+        compiled = getattr(kernel, "launchers", None)  # its first launch compiles and tunes
+        return self._turn(notes) if compiled else None
 
-    def _noted(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[KernelNotes, _Entered | None]:
+    def _note(self, launch: _Launch, kernel: Any) -> None:
+        """Notes a launch: of which kernel, where, and in which call of a host function."""
         notes = self._kernels.get(id(kernel)) or self._new_kernel(kernel)
         frame = hosts.outside(sys._getframe(1))
         site = ("", 0, "")
@@ -325,12 +344,12 @@ class Watcher:
         if frame is not None:
             site = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
             entered = self._host_of(frame, site)
+        launch.kernel, launch.entered, launch.in_graph = notes, entered, self._capturing()
         with self._lock:
             notes.launches += 1
             notes.sites[site] += 1
             notes.hosts[entered.host.name if entered else ""] += 1
-            if self._capturing():
-                notes.in_graphs += 1
+            notes.in_graphs += launch.in_graph
             if entered is not None:
                 entered.host.kernels.add(notes.name)
                 entered.call.count += not entered.launches
@@ -338,7 +357,6 @@ class Watcher:
                 entered.call.launches += 1
         if time.perf_counter() - self._written > WRITE_EVERY_S:
             self.write(final=False)
-        return notes, entered
 
     def _new_kernel(self, kernel: Any) -> KernelNotes:
         inner = kernel
@@ -396,8 +414,11 @@ class Watcher:
         if config is not None and launch.kernel is not None:
             launch.kernel.configs[str(config)] += 1
 
-    def _at_kernel(self, launch: _Launch, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Notes the arguments of a kernel that is launched next, with all that tuners and heuristics gave it."""
+    def _at_kernel(self, launch: _Launch, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spent | None:
+        """Notes the arguments of a kernel that is launched next, with all that tuners and heuristics gave it.
+
+        Returns who gets its time, None if it is not timed.
+        """
         grid, given = kwargs.get("grid"), {k: v for k, v in kwargs.items() if k not in ("grid", "warmup")}
         while self.device == "none" and isinstance(kernel, (Autotuner, Heuristics)):  # they do not run
             given |= kernel.configs[0].all_kwargs() if isinstance(kernel, Autotuner) else {}
@@ -405,17 +426,21 @@ class Watcher:
                 given[name] = rule({**dict(zip(kernel.arg_names, args, strict=False)), **given})
             kernel = kernel.fn
         if launch.kernel is None or not isinstance(kernel, (JITFunction, InterpretedFunction)):
-            return
+            return None
         key = key_of((*args, *given.values()))
         with self._lock:
             call, new = launch.kernel.calls.find((key, tuple(given), None if callable(grid) else tuple(grid or ())))
             call.count += 1
             call.launches += 1
-        launch.call = call
-        if new and self._capturing():
+        if new and launch.in_graph:
             call.trouble = IN_GRAPH
         elif new and self._values:
-            self._describe_launch(call, launch.kernel, kernel, grid, args, given)
+            self._safely(self._describe_launch, call, launch.kernel, kernel, grid, args, given)
+        if launch.in_graph:
+            return None
+        if launch.entered is None:
+            return self._turn(launch.kernel, call)
+        return self._turn(launch.kernel, call, launch.entered.call)
 
     def _describe_launch(
         self, call: CallNotes, notes: KernelNotes, kernel: Any, grid: Any, args: tuple[Any, ...], given: dict[str, Any]
@@ -438,28 +463,27 @@ class Watcher:
 
     # --- times -------------------------------------------------------------------------------------------------------
 
-    def _timed(self, launch: _Launch) -> Any:
-        if self._timer is None or launch.kernel is None or self._capturing():
-            return contextlib.nullcontext()
-        return self._timer.launch(functools.partial(self._spent, launch))
-
-    def _around(self, notes: KernelNotes | None) -> Any:
-        if self._timer is None or notes is None:
-            return contextlib.nullcontext()
-        if self._capturing():
-            notes.in_graphs += 1
-            return contextlib.nullcontext()
-        if not getattr(notes.kernel, "launchers", None):  # its first launch compiles and tunes
-            return contextlib.nullcontext()
-        return self._timer.around(functools.partial(self._spent, _Launch(notes)))
-
-    def _spent(self, launch: _Launch, microseconds: float) -> None:
-        entered = None if launch.entered is None else launch.entered.call
+    def _turn(self, *of: KernelNotes | CallNotes) -> Spent | None:
+        """Counts a launch for these notes.  Returns who gets its time if it is its turn to be timed."""
+        if self._timer is None:
+            return None
+        key = tuple(map(id, of))
         with self._lock:
-            for target in (launch.kernel, entered, launch.call):
-                if target is not None:
-                    target.us += microseconds
-                    target.timed += 1
+            times = self._times.get(key)
+            if times is None:
+                times = self._times[key] = LaunchTimes(of)
+            times.launches += 1
+        if times.launches <= FIRST:
+            return functools.partial(self._spent, times, 1)
+        if self._random.random() * ONE_IN < 1:
+            return functools.partial(self._spent, times, ONE_IN)
+        return None
+
+    def _spent(self, times: LaunchTimes, stands_for: int, microseconds: float) -> None:
+        """Notes the time of a launch.  It stands for as many as one over the probability that it was timed."""
+        with self._lock:
+            times.us += microseconds * stands_for
+            times.stood_for += stands_for
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -469,9 +493,9 @@ class Watcher:
         if not self._kernels:
             return
         if final and self._timer is not None:
-            with self._safely():
-                self._timer.finish()
+            self._safely(self._timer.finish)
         with self._lock, torch._C.DisableTorchFunction():
+            add_up(self._times.values())
             data = self._data()
         self._file = self._file or f"process-{os.getpid()}-{time.time_ns()}.json"
         temporary = self._folder / f".{self._file}"
