@@ -460,15 +460,20 @@ def right_ones(options: argparse.Namespace, folder: Folder, device: str) -> list
     return [k for k in found if options.split in ("all", kernel_sets.split_of(k)) and kernel_sets.has_kernels(k)]
 
 
-def variants_of(found: Sequence[RightKernel], seed: int, limit: int | None) -> tuple[list[Variant], list[Variant]]:
-    """Mutants and right kernels; `limit`: about how many of each, from all tasks alike."""
+def variants_of(
+    found: Sequence[RightKernel], seed: int, limit: int | None, jobs: int = 1
+) -> tuple[list[Variant], list[Variant]]:
+    """Mutants and right kernels; `limit`: about how many of each, from all tasks alike.  `jobs`: processes."""
     by_task: dict[tuple[str, str], list[RightKernel]] = defaultdict(list)
     for kernel in found:
         by_task[kernel.group, kernel.task].append(kernel)
     count = None if limit is None else math.ceil(limit / len(by_task))
-    wrong = [wrong_kernels(k, MUTANTS[group], seed)[:count] for (group, _), k in by_task.items()]
-    right = [right_kernels(k, REWRITES[group], seed)[:count] for (group, _), k in by_task.items()]
-    return [v for variants in wrong for v in variants], [v for variants in right for v in variants]
+    kernels = list(by_task.values())
+    groups, seeds = [group for group, _ in by_task], [seed] * len(kernels)
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        wrong = list(pool.map(wrong_kernels, kernels, [MUTANTS[group] for group in groups], seeds))
+        right = list(pool.map(right_kernels, kernels, [REWRITES[group] for group in groups], seeds))
+    return [v for variants in wrong for v in variants[:count]], [v for variants in right for v in variants[:count]]
 
 
 def run(folder: Folder, wrong: Sequence[Variant], right: Sequence[Variant], device: str, jobs: int) -> None:
@@ -538,7 +543,7 @@ def main() -> None:
     parts = []
     for device in DEVICES if options.device == "none" else (options.device,):
         try:
-            wrong, right = variants_of(right_ones(options, folder, device), options.seed, options.limit)
+            wrong, right = variants_of(right_ones(options, folder, device), options.seed, options.limit, options.jobs)
         except (ValueError, EvoError) as error:
             parser.error(str(error))
         with open(folder.root / f"kernels-{EVALUATORS[device]}.jsonl", "w", encoding="utf-8") as file:
