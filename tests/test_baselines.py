@@ -24,7 +24,7 @@ from tests.reference_support import COPYING, FAST, IDLE, WRONG, reference_task
 
 pytest.importorskip("cuda.bindings")
 
-from fitness.gpu.baselines import BaselineCall
+from fitness.gpu.baselines import BaselineCall, _alias, reason
 
 SHORT, LONG = 20.0, 200.0  # microseconds: of what is timed as several copies, and as one
 NAN = 0xFF
@@ -294,3 +294,24 @@ class TestOnGpu:
                 left = np.empty(size, np.uint8)
                 runtime.cudaMemcpy(left.ctypes.data, address, size, runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost)
                 assert (left == NAN).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn])
+def test_arguments_share_memory_with_their_windows_but_no_storage_with_each_other(dtype) -> None:
+    arena = torch.zeros(1 << 12, dtype=torch.uint8)
+    windows = [arena.view(dtype).as_strided((3, 4), (8, 1), 1024 // dtype.itemsize + at) for at in (0, 100)]
+    first, second = map(_alias, windows)
+    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+    assert (first.shape, first.stride(), first._base) == ((3, 4), (8, 1), None)
+    for window, given in zip(windows, (first, second), strict=True):
+        assert given.data_ptr() == window.data_ptr()
+        given.view(torch.uint8).fill_(1)
+    assert all(bool((w.view(torch.uint8) == 1).all()) for w in windows)
+    assert _alias(arena[:0]).shape == (0,)
+
+
+def test_a_reason_is_one_line_with_the_cause_of_a_compiler() -> None:
+    assert reason(RuntimeError("backend='inductor' raised:\nAssertionError: a\n\nmore")) == (
+        "RuntimeError: backend='inductor' raised: AssertionError: a"
+    )
+    assert reason(ValueError("no\nmore")) == "ValueError: no" and reason(KeyError()) == "KeyError: "

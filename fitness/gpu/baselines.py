@@ -187,17 +187,37 @@ def _plan_of(arguments: Sequence[Any]) -> LaunchPlan:
 
 
 def _alias(window: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor on the same memory that PyTorch does not know as a view of the whole of it."""
+    """Returns a tensor on the same memory with a storage of its own, as arguments have in a program.
+
+    `torch.compile` takes arguments of one storage for overlapping ones, and compiles other code if one is written.
+    """
+    if not window.numel():
+        return torch.empty_strided(window.shape, window.stride(), dtype=window.dtype, device=window.device)
+    size = window.itemsize
+    last = 1 + sum((n - 1) * stride for n, stride in zip(window.shape, window.stride(), strict=True))
+    own = torch.from_dlpack(_on(window.untyped_storage(), window, int(window.storage_offset()) * size, last * size))
     fresh = torch.empty(0, dtype=window.dtype, device=window.device)
-    return fresh.set_(window.untyped_storage(), window.storage_offset(), window.shape, window.stride())  # type: ignore[call-overload,no-any-return]
+    return fresh.set_(own.untyped_storage(), 0, window.shape, window.stride())  # type: ignore[call-overload,no-any-return]
+
+
+def _on(storage: Any, like: torch.Tensor, start: int, count: int) -> torch.Tensor:
+    """Returns bytes of a storage as a tensor on the device of `like`."""
+    found = torch.empty(0, dtype=torch.uint8, device=like.device)
+    return found.set_(storage, start, (count,), (1,))  # type: ignore[call-overload,no-any-return]
+
+
+def reason(error: BaseException) -> str:
+    """Returns what an error of PyTorch says, on one line: compilers put the cause below "raised:"."""
+    said = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(said[: 1 + said[0].rstrip().endswith(':')]) if said else ''}"
 
 
 def _outside(results: Any, pieces: Sequence[tuple[int, int]], memory: DeviceMemory) -> Iterator[torch.Tensor]:
     """Yields the tensors of results that lie neither in `pieces` nor in the arguments' memory."""
     if isinstance(results, torch.Tensor):
-        start = results.untyped_storage().data_ptr()
-        inside = any(first <= start < first + size for first, size in pieces)
-        if not inside and start != memory.arenas.untyped_storage().data_ptr():
+        start, given = results.untyped_storage().data_ptr(), memory.arenas.untyped_storage()
+        known = (*pieces, (given.data_ptr(), given.nbytes()))
+        if not any(first <= start < first + size for first, size in known):
             yield results
     elif isinstance(results, (list, tuple, dict)):
         for value in results.values() if isinstance(results, dict) else results:
@@ -207,4 +227,4 @@ def _outside(results: Any, pieces: Sequence[tuple[int, int]], memory: DeviceMemo
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Returns all bytes of the storage of a tensor."""
     storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload,no-any-return]
+    return _on(storage, tensor, 0, storage.nbytes())

@@ -22,7 +22,7 @@ from fitness.frontend.stages import Stop
 from fitness.frontend.target import narrowest_rate
 from fitness.gpu import fingerprint
 from fitness.gpu.autotune import select
-from fitness.gpu.baselines import KINDS, Baseline, called, names
+from fitness.gpu.baselines import KINDS, Baseline, called, names, reason
 from fitness.gpu.eager_check import Match, Planned, compare_answer, draw
 from fitness.gpu.paired_benchmark import PairedBenchmark, SeedTimes
 from fitness.gpu.program import Program
@@ -137,7 +137,7 @@ class Benchmark:
             call.write_all([arguments] * program.copies)
         except Exception as error:  # compilers and captures raise all kinds
             torch.cuda.synchronize()  # raises if the context is lost
-            return Baseline(name, case.name, error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            return Baseline(name, case.name, error=reason(error))
         found = self.timer.compare(program, call)
         medians = statistics.median(found.baseline_us), statistics.median(found.own_us)
         return Baseline(name, case.name, *medians, found.ratio.ratio, (found.ratio.low, found.ratio.high))

@@ -14,7 +14,7 @@ from evo.core.records import Case, Verdict
 from fitness.cuda.launcher import DeviceError, LoadedKernel
 from fitness.frontend.plan import PlanError
 from fitness.frontend.stages import Stop
-from fitness.gpu.baselines import BaselineCall, Compiled
+from fitness.gpu.baselines import BaselineCall, Compiled, reason
 from fitness.gpu.program import Program
 from fitness.gpu.runner import LaunchBundle
 from fitness.tasks.task import Task
@@ -150,8 +150,7 @@ class Programs:
         except (Stop, DeviceError):
             raise
         except Exception as error:  # compilers and captures raise all kinds
-            said = (str(error).splitlines() or [""])[0]
-            message = f"case {case.name}: {kind.text} cannot be timed: {type(error).__name__}: {said}"
+            message = f"case {case.name}: {kind.text} cannot be timed: {reason(error)}"
             raise Stop("time", Verdict.UNSUPPORTED, message) from error
         return call
 
