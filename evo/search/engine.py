@@ -387,7 +387,7 @@ class Engine:
         return self._evaluator.plan_hash(source) in plans
 
     def _screen(self, sources: Sequence[str]) -> list[float | None]:
-        """Screens each source in a worker: otherwise the driver would wait for one after the other."""
+        """Screens each source in a thread: otherwise the driver would wait for one after the other."""
 
         def one(source: str) -> float | None:
             if self._stop():
@@ -424,6 +424,8 @@ class _Pool:
         # single worker: there each proposal must know all results before it.
         self._room = workers + (workers > 1)
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="evaluate")
+        # Threads of their own: a proposal must not wait until evaluations had their turn on a GPU.
+        self._screening = ThreadPoolExecutor(workers, thread_name_prefix="screen")
         self._workers = workers
         self._inbox = inbox
         self.busy = 0
@@ -443,7 +445,7 @@ class _Pool:
 
     def map(self, function: Callable[[str], float | None], sources: Sequence[str]) -> list[float | None]:
         """The results in the order of `sources`."""
-        return list(self._executor.map(function, sources))
+        return list(self._screening.map(function, sources))
 
     def result(self, done: _Done) -> Evaluation | None:
         """Returns the evaluation, None if it was dropped.  Raises what the evaluator raised."""
@@ -456,7 +458,8 @@ class _Pool:
     def __exit__(self, *_: object) -> None:
         # Without waiting: after an error or a second Ctrl-C the caller closes the evaluator, which ends what still
         # runs.
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._executor, self._screening):
+            executor.shutdown(wait=False, cancel_futures=True)
 
 
 def stored_screen(store: Store, screen: Screen) -> Screen:
