@@ -139,7 +139,7 @@ class CpuBench:
         class Event:
             def __init__(self, **_: Any) -> None: ...
             def synchronize(self) -> None: ...
-            def record(self) -> None:
+            def record(self, stream: object) -> None:
                 self.us = clock.us
 
             def elapsed_time(self, end: Event) -> float:

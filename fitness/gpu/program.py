@@ -156,9 +156,13 @@ class Integrity:
         counts = self._differing[len(self._outputs) :].tolist()
         return [i for i, count in zip(self._read, counts, strict=True) if count]
 
+    def look_at_guards(self) -> None:
+        """Enqueues a check of the guard zones."""
+        self._guard_graph.replay()
+
     def broken_guards(self) -> list[str]:
         """Returns what was found in the guard zones, now or at a check; empty if they are whole."""
-        self._guard_graph.replay()
+        self.look_at_guards()
         return self._memory.overwritten()
 
     def outputs_differed(self) -> bool:

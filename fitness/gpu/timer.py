@@ -111,9 +111,9 @@ class Timer:
         """Returns microseconds of a replay, after `before`."""
         before()
         begin, end = _events()
-        begin.record()
+        begin.record(self._stream)
         graph.replay()
-        end.record()
+        end.record(self._stream)
         end.synchronize()
         return 1e3 * float(begin.elapsed_time(end))
 
@@ -212,9 +212,9 @@ class Timer:
                 chosen: Program | BaselineCall = program if is_candidate else baseline
                 begin, end = _events()
                 self.evict()
-                begin.record()
+                begin.record(self._stream)
                 chosen.replay()
-                end.record()
+                end.record(self._stream)
                 if is_candidate:
                     program.integrity.check_outputs()
                     if program.copies > 1 or secrets.randbits(1):
