@@ -104,6 +104,8 @@ def test_modes_of_guidance_show_what_they_say():
     assert hint.id in digest and hint.action in digest and "gb_per_s" not in digest and "Hint: ID" in digest
     assert hint.id not in raw and "gb_per_s: 2,100" in raw and "Hint: ID" not in raw
     assert hint.id not in none and "gb_per_s" not in none and "TB/s" not in none
+    near = user("mutate", profiles={3: dataclasses.replace(PROFILE, roofline=0.92)})
+    assert hint.action not in near and "Limited by" in near
 
 
 @pytest.mark.parametrize(("tier", "words"), [("ncu", "Hardware counters"), ("estimate", "nothing was measured")])
@@ -179,7 +181,7 @@ def test_a_prompt_says_which_configuration_autotuning_chose():
 
 def test_times_and_rates_are_shown_by_size():
     row = next(r for r in user("mutate").split("\n") if r.startswith("| long"))
-    assert row == "| long | 61 | 91.5 | 1.5 | 2,200 | 0.275 | 49 |"  # 134 MB and 30 of 61 µs
+    assert row == "| long | 61 | 91.5 | 1.5 | 2,200 | 0.275 | 30 | 49 |"  # 134 MB and 30 of 61 µs
     estimated = dataclasses.replace(TIMINGS[0], estimated=True)
     assert "nothing was measured" in user("mutate", profiles={}, parents=[parent(timings=(estimated,))])
     assert "(Bytes are of that.)" in user("mutate", task=dataclasses.replace(TASK, bytes_are="of that"))

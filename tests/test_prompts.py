@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_softmax_has_its_facts():
         "# Triton 3.8.0",
     ):
         assert part in first
-    assert "| square | 50 | 2,684 | 1.68 | 63 |" in user
+    assert re.search(r"\| square \| 50 \| 2,684 \| 1\.68 \| 31\.\d+ \| 63 \|", user)
     assert "wgmma, cp.async, loads of up to 16 bytes a thread" in user
     assert "def softmax(x)" in user and "def softmax(x)" not in first
 

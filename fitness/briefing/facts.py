@@ -95,12 +95,12 @@ def _model_source(text: str, task: Task) -> str:
 def work(arguments: Arguments, case: Case, target: Target, gpu: Mapping[str, Any] | None) -> dict[str, float]:
     """Returns "bytes" that a case moves at least, its "flops" if they are known, and "least_us", its attainable time.
 
-    If nothing can be counted, the bytes are those of the arguments, each once, without an attainable time.
+    Empty if nothing can be counted: without the results, the bytes of the arguments would mislead.
     """
     needed = arguments.work(case)
     if needed is None:
-        return {"bytes": arguments.bytes(case)}
-    found = {"bytes": needed.bytes or arguments.bytes(case)}
+        return {}
+    found = {"bytes": needed.bytes} if needed.bytes else {}
     if flops := sum(needed.flops.values()):
         found["flops"] = flops
     if least := attainable_us(needed, target, gpu):
@@ -109,13 +109,10 @@ def work(arguments: Arguments, case: Case, target: Target, gpu: Mapping[str, Any
 
 
 def _bytes_are(arguments: Arguments) -> str:
-    """Returns which bytes `work` has, in words; "" if task.py says them."""
+    """Returns which bytes `work` has, in words; "" if task.py says them, or nothing can be counted."""
     task = arguments.task
-    if task.bytes is not None:
-        return ""
-    tuned = [arguments.work(case) for case in task.cases if case.role == "tune"]
-    results = " and of each result" if tuned and all(work and work.bytes for work in tuned) else ""
-    return f"those of each tensor argument{results}, each once"
+    counted = any(work and work.bytes for work in (arguments.work(case) for case in task.cases if case.role == "tune"))
+    return "those of each tensor argument and of each result, each once" if counted and task.bytes is None else ""
 
 
 def hardware_facts(target: Target, gpu: Mapping[str, Any] | None = None) -> dict[str, str]:

@@ -17,7 +17,7 @@ from fitness.frontend.memory import ALIGNMENT
 from fitness.frontend.plan import ITEMSIZE
 from fitness.tasks.calls import CPU, Calls
 from fitness.tasks.task import Task
-from fitness.tasks.work import Form, Workload, bytes_of, work_of
+from fitness.tasks.work import Form, Workload, work_of
 
 ROW_BYTES = 16  # widest access of one thread, and what a tensor descriptor asks of strides
 SEVERAL = 3  # different values or fewer are listed
@@ -69,10 +69,6 @@ class Arguments:
             "every row begins, unless it says `rows unaligned`,"
         )  # fmt: skip
         return f"Tensors {dense}, and begin at a multiple of {ALIGNMENT} bytes; {rows} at a multiple of 16 bytes."
-
-    def bytes(self, case: Case) -> float:
-        """Returns the bytes of all tensor arguments of a case, each counted once."""
-        return bytes_of(self._forms[case.name])
 
     def work(self, case: Case) -> Workload | None:
         """Returns what a case has to move and to compute at least; None if that is not known."""

@@ -46,6 +46,7 @@ def speeds(parent: Parent, task: TaskFacts) -> Speeds | None:
                 "speedup": f"{timing.ratio:.3g}" if parent.index else "",
                 "GB/s": _rate(work, "bytes", us, 1e3),
                 "TFLOP/s": _rate(work, "flops", us, 1e6),
+                "roofline, µs": f"{least_us:.4g}" if least_us else "",
                 ROOFLINE: f"{min(100.0, 100 * least_us / us):.0f}" if least_us else "",
             }
         )
