@@ -58,6 +58,7 @@ class Types:
         yield tl.tensor, "__init__", _new_value
         yield tl.tensor, "__getitem__", _indexed(tl.tensor.__getitem__)
         yield tl.core, "_unwrap_if_constexpr", _unwrapped
+        yield triton_interpreter.TensorHandle, "__init__", _new_handle
 
 
 def _unwrapped(value: Any) -> Any:
@@ -134,6 +135,12 @@ def _new_value(self: tl.tensor, handle: Any, type: tl.dtype) -> None:
         self.numel = tl.constexpr(math.prod(type.shape))
     else:
         self.shape, self.numel = _NO_SHAPE, _ONE
+
+
+def _new_handle(self: Any, data: np.ndarray, dtype: tl.dtype, attr: dict | None = None) -> None:
+    self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+    if not dtype.is_ptr() and 8 * data.itemsize > dtype.primitive_bitwidth:
+        self.__post_init__()  # Triton's check, which accepts all others.
 
 
 def bound(member: Callable[..., Any], semantic: TritonSemantic) -> Callable[..., Any]:
