@@ -16,8 +16,10 @@ _NUMPY: dict[str, np.dtype] = {}  # results of `numpy_dtype`, by the name of the
 # The types that numpy has, by name: their data are their values.
 _OF_NUMPY = {
     name: np.dtype(_DATA.get(name, name))
-    for name in ("int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "fp16", "fp32", "fp64")
-}
+    for name in (
+        "int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "fp16", "fp32", "fp64",
+    )
+}  # fmt: skip
 
 
 def numpy_dtype(dtype: tl.dtype) -> np.dtype:

@@ -118,7 +118,10 @@ class Builder(InterpreterBuilder):
         return TensorHandle(self._copies(arg.data, tuple(map(unwrap, shape))), arg.dtype.scalar)
 
     def _copies(self, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """The data copied along axes.  One value has memory for each copy: atomics do not see that all strides are 0."""
+        """The data copied along axes.
+
+        One value has memory for each copy: Triton's atomics misread blocks whose strides are all 0.
+        """
         if data.size != 1:
             return stretched(data, shape)
         copies = np.empty(shape, data.dtype)
