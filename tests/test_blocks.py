@@ -11,7 +11,7 @@ from triton.language.core import block_type
 from triton.language.semantic import IncompatibleTypeErrorImpl, TritonSemantic
 from triton.runtime.interpreter import TensorHandle
 
-from fitness.interpreter.blocks import Semantic
+from fitness.interpreter.blocks import Semantic, stretched
 from fitness.interpreter.interpreter import Interpreter
 from fitness.interpreter.numerics import numpy_dtype
 
@@ -64,6 +64,55 @@ def test_pointers_are_checked_as_by_triton(interpreter: Interpreter, offset: tl.
 def test_shapes_that_do_not_fit_are_an_error(interpreter: Interpreter) -> None:
     with pytest.raises(ValueError, match="incompatible"):
         interpreter.semantic.broadcast_impl_value(value(tl.int32, (4,)), value(tl.int32, (8,)))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 8), (1, 1)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_new_axis_is_as_by_triton(interpreter: Interpreter, shape: tuple[int, ...], axis: int) -> None:
+    block, plain = value(tl.int32, shape), TritonSemantic(interpreter.builder)
+    expected = plain.expand_dims(block, axis)
+    index = (None, slice(None)) if axis == 0 else (slice(None), None)
+    for found in (interpreter.semantic.expand_dims(block, axis), block[index]):
+        assert found.type == expected.type and found.handle.data.shape == expected.handle.data.shape
+        assert [s.value for s in found.shape] == [s.value for s in expected.shape]
+
+
+@pytest.mark.parametrize("index", [(slice(0, 2), None), (None, 1), (slice(None), slice(None, 2))])
+def test_other_indices_of_a_block_are_refused(interpreter: Interpreter, index: tuple[object, ...]) -> None:
+    with pytest.raises(ValueError, match="unsupported tensor index"):
+        value(tl.int32, (4, 8))[index]
+
+
+@pytest.mark.parametrize("wanted", [(4, 8), (8, 4), (4, 1), (1, 8), (2, 4, 8), (4, 16)])
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (4, 1), (1, 8), (8, 1), (8,), (4, 8)])
+def test_copies_along_axes_are_those_of_numpy(shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    whole = np.arange(np.prod(shape), dtype=np.int16).reshape(shape)
+    for data in (whole, np.repeat(whole, 2, axis=-1)[..., ::2]):  # contiguous, and not
+        try:
+            expected = np.broadcast_to(data, wanted)
+        except ValueError:
+            with pytest.raises(ValueError):
+                stretched(data, wanted)
+            continue
+        found = stretched(data, wanted)
+        assert found.dtype == expected.dtype and np.array_equal(found, expected) and not found.flags.writeable
+
+
+def test_constants_are_unwrapped_as_by_triton() -> None:
+    unwrap = tl.core._unwrap_if_constexpr
+    samples = [3, 2.5, True, None, "x", tl.float16, tl.constexpr(3), [tl.constexpr(1), 2], (tl.constexpr(1), "y")]
+    expected = [unwrap(sample) for sample in samples]
+    with Interpreter():
+        assert tl.core._unwrap_if_constexpr is not unwrap
+        assert [tl.core._unwrap_if_constexpr(sample) for sample in samples] == expected
+    assert tl.core._unwrap_if_constexpr is unwrap
+
+
+def test_data_wider_than_their_type_are_refused(interpreter: Interpreter) -> None:
+    assert TensorHandle(np.ones(1, np.uint64), tl.pointer_type(tl.int8)).attr == {}
+    assert TensorHandle(np.ones(1, np.bool_), tl.int1).data.all()
+    with pytest.raises(ValueError, match="exceeds"):
+        TensorHandle(np.ones(4, np.int64), tl.int32)
 
 
 def test_types_are_equal_however_often_they_are_made(interpreter: Interpreter) -> None:

@@ -379,3 +379,9 @@ def test_lanes_that_are_masked_may_point_anywhere(tmp_path) -> None:
         interpreter.builder.memory = memory.data_ptr(), memory.data_ptr() + memory.nbytes
         interpreter.launch(kernels["kernel"], args, (1, 1, 1), programs_of((1, 1, 1)))
     assert memory[0] == 1
+
+
+def test_a_mask_of_one_element_counts_for_all_lanes_of_an_atomic(tmp_path) -> None:
+    body = "m = (tl.arange(0, 1) < n)[:, None]\ntl.atomic_add((o + i)[:, None], tl.load(x + i)[:, None], mask=m)"
+    x = randn(N)
+    assert torch.equal(execute(tmp_path, body, x, x, torch.zeros(N)), x)

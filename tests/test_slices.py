@@ -117,3 +117,15 @@ def test_a_slice_is_computed_once_and_old_ones_make_room(monkeypatch: pytest.Mon
     monkeypatch.setattr(slices, "KEPT_BYTES", 1)
     found.expected(case, "a", arguments, 0, arguments[0].shape, np.array([[3, 0]]), random())
     assert len(found._kept) == 1
+
+
+@pytest.mark.parametrize("indices", [[2, 3, 4], [0], [0, 2, 3]])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_range_of_indices_is_selected_like_any_others(indices: list[int], dim: int) -> None:
+    whole = torch.randn((5, 6), generator=torch.Generator().manual_seed(0))
+    for x in (whole, whole.t(), whole[:, :1].expand(5, 6)):
+        expected = x.index_select(dim, torch.tensor(indices))
+        found = slices._selected(x, dim, np.array(indices))
+        assert torch.equal(found, expected) and found.stride() == expected.stride()
+        found.zero_()  # a copy: the reference may write to it
+        assert x.any()

@@ -21,6 +21,7 @@ from triton.runtime.interpreter import TensorHandle
 from triton.runtime.jit import JITFunction
 
 from fitness.estimate.launch_trace import BUFFER_SHIFT, ELEMENTS_PER_COST
+from fitness.interpreter.blocks import stretched
 from fitness.interpreter.interpreter import Interpreter, Program
 from fitness.interpreter.numerics import numpy_dtype
 from fitness.interpreter.operations import Builder
@@ -179,7 +180,7 @@ class Counter:
         """
         addresses = np.asarray(pointers.data)
         if mask is not None:
-            mask = np.broadcast_to(mask, addresses.shape)
+            mask = mask if mask.shape == addresses.shape else np.broadcast_to(mask, addresses.shape)
             addresses = addresses if mask.all() else addresses[mask]
         itemsize = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
         self.spend(2 * addresses.size)
@@ -246,7 +247,7 @@ class Counter:
         return _buffer_of(pointers) in self._buffer_bytes and numpy_dtype(dtype).kind != "f"
 
     def _values(self, pointers: TensorHandle, mask: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
-        zeros = np.broadcast_to(np.zeros((), dtype), pointers.data.shape)
+        zeros = stretched(np.zeros(1, dtype), pointers.data.shape)
         buffer = _buffer_of(pointers)
         if buffer not in self._buffer_bytes or dtype.kind == "f":
             return zeros
@@ -492,8 +493,6 @@ class _CountingBuilder(Builder):
             self.counter.spend()
             source = next(a for a in args if isinstance(a, TensorHandle))
             result = method(*args, **kwargs)
-            if source.data.size == 1 and result.data.size > 1:
-                result.data = np.broadcast_to(result.data.flat[0], result.data.shape)
             for name in ("round", "loaded", "product", *_MADE_UP):
                 if hasattr(source, name):
                     setattr(result, name, getattr(source, name))
@@ -512,6 +511,10 @@ class _CountingBuilder(Builder):
             return result
 
         return create
+
+    def _copies(self, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """The data copied along axes, without memory for copies: `_on_one_value` computes blocks of one value once."""
+        return stretched(data, shape)
 
     def create_clampf(self, arg: TensorHandle, lo: TensorHandle, hi: TensorHandle, *_: Any) -> TensorHandle:
         """Counts two operations; how NaN propagates does not matter here."""
@@ -590,13 +593,15 @@ def _class_of(operation: str) -> str | None:
 
 def _on_one_value(method: Callable, args: tuple, kwargs: dict, inputs: list[TensorHandle]) -> tuple[TensorHandle, int]:
     """The result of `method(*args)`, and how many elements were computed: one if all blocks hold one value each."""
-    shape = np.broadcast_shapes(*(i.data.shape for i in inputs))
+    shape = inputs[0].data.shape
+    if any(i.data.shape != shape for i in inputs):
+        shape = np.broadcast_shapes(*(i.data.shape for i in inputs))
     size = math.prod(shape)
     if size == 1 or any(i.data.size > 1 and any(i.data.strides) for i in inputs):
         return method(*args, **kwargs), size
     ones = [_first(a) if isinstance(a, TensorHandle) else a for a in args]
     result = method(*ones, **kwargs)
-    result.data = np.broadcast_to(result.data.flat[0], shape)
+    result.data = stretched(result.data, shape)
     return result, 1
 
 

@@ -13,6 +13,13 @@ import triton.language as tl
 _TORCH_FLOAT8 = {"fp8e4nv": (torch.float8_e4m3fn, 448.0), "fp8e5": (torch.float8_e5m2, 57344.0)}
 _DATA = {"int1": "bool", "fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "uint16"}
 _NUMPY: dict[str, np.dtype] = {}  # results of `numpy_dtype`, by the name of the type.
+# The types that numpy has, by name: their data are their values.
+_OF_NUMPY = {
+    name: np.dtype(_DATA.get(name, name))
+    for name in (
+        "int1", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "fp16", "fp32", "fp64",
+    )
+}  # fmt: skip
 
 
 def numpy_dtype(dtype: tl.dtype) -> np.dtype:
@@ -32,6 +39,8 @@ def numpy_dtype(dtype: tl.dtype) -> np.dtype:
 def decode(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
     """Values that numpy can compute with: float32 for bfloat16 and float8, the data itself otherwise."""
     name = dtype.scalar.name
+    if name in _OF_NUMPY:
+        return data
     if name == "bf16":
         return (data.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if name in _TORCH_FLOAT8:
@@ -45,6 +54,8 @@ def decode(data: np.ndarray, dtype: tl.dtype) -> np.ndarray:
 def encode(values: np.ndarray, dtype: tl.dtype) -> np.ndarray:
     """The data for values (the inverse of `decode`), rounded to nearest even."""
     name = dtype.scalar.name
+    if type(values) is np.ndarray and values.dtype is _OF_NUMPY.get(name):
+        return values
     if name == "bf16":
         single = np.asarray(values, dtype=np.float32)
         bits = single.view(np.uint32)

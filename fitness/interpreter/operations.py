@@ -11,6 +11,7 @@ from triton.runtime import interpreter as triton_interpreter
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
 from fitness.interpreter import libdevice
+from fitness.interpreter.blocks import stretched
 from fitness.interpreter.bounds import Arrays, Notes, Undefined, arrays_of, like
 from fitness.interpreter.conflicts import ConcurrentMemory, Conflicts
 from fitness.interpreter.numerics import decode, encode, numpy_dtype, towards_zero
@@ -111,9 +112,27 @@ class Builder(InterpreterBuilder):
         return TensorHandle(encode(values, dtype), dtype.scalar)
 
     def create_splat(self, ret_ty: tl.dtype, arg: TensorHandle) -> TensorHandle:
-        data = np.empty(ret_ty.shape.values, arg.data.dtype)
-        data[...] = arg.data
-        return TensorHandle(data, arg.dtype.scalar)
+        return TensorHandle(self._copies(arg.data, tuple(map(unwrap, ret_ty.shape.values))), arg.dtype.scalar)
+
+    def create_broadcast(self, arg: TensorHandle, shape: Sequence[int]) -> TensorHandle:
+        return TensorHandle(self._copies(arg.data, tuple(map(unwrap, shape))), arg.dtype.scalar)
+
+    def _copies(self, data: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """The data copied along axes.
+
+        One value has memory for each copy: Triton's atomics misread blocks whose strides are all 0.
+        """
+        if data.size != 1:
+            return stretched(data, shape)
+        copies = np.empty(shape, data.dtype)
+        copies[...] = data
+        return copies
+
+    def create_expand_dims(self, arg: TensorHandle, axis: int) -> TensorHandle:
+        shape = arg.data.shape
+        if not 0 <= axis <= len(shape):
+            return super().create_expand_dims(arg, axis)
+        return TensorHandle(arg.data.reshape((*shape[:axis], 1, *shape[axis:])), arg.dtype.scalar)
 
     def unary_op(self, arg: TensorHandle, op: Callable[..., np.ndarray]) -> TensorHandle:
         """`op` of decoded values, with the result rounded to their type."""

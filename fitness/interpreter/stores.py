@@ -6,6 +6,7 @@ agree.  Then it is known which program stores an element, without executing any.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -62,19 +63,25 @@ class StoreBlock:
 
     def missing(self, size: int) -> Spans | None:
         """The bytes of a buffer of this size that are in no program's block; None if that takes too long to find."""
-        moves = self._moves()
-        if moves.size * len(self.starts) > MOST_UNITED:
-            return None
-        starts, ends = ((np.array(side, np.int64) + moves[:, None]).reshape(-1) for side in (self.starts, self.ends))
-        covered = Spans.merged(starts, ends)
-        gaps = np.stack([np.concatenate(([0], covered.ends)), np.concatenate((covered.starts, [size]))])
-        gaps = np.clip(gaps, 0, size)
-        return Spans(gaps[0][gaps[0] < gaps[1]], gaps[1][gaps[0] < gaps[1]])
+        return _missing(self, size)
 
     def _moves(self) -> np.ndarray:
         """The distance in bytes of each program's block from the first one, in order of their numbers."""
         x, y, z = (shift * np.arange(size, dtype=np.int64) for shift, size in zip(self.shifts, self.grid, strict=True))
         return (x + (y[:, None] + z[:, None, None])).reshape(-1)
+
+
+@functools.lru_cache(maxsize=8)
+def _missing(block: StoreBlock, size: int) -> Spans | None:
+    """`StoreBlock.missing`, which is asked again for each element that is drawn of an output."""
+    moves = block._moves()
+    if moves.size * len(block.starts) > MOST_UNITED:
+        return None
+    starts, ends = ((np.array(side, np.int64) + moves[:, None]).reshape(-1) for side in (block.starts, block.ends))
+    covered = Spans.merged(starts, ends)
+    gaps = np.stack([np.concatenate(([0], covered.ends)), np.concatenate((covered.starts, [size]))])
+    gaps = np.clip(gaps, 0, size)
+    return Spans(gaps[0][gaps[0] < gaps[1]], gaps[1][gaps[0] < gaps[1]])
 
 
 def position(number: int, grid: Grid) -> tuple[int, int, int]:

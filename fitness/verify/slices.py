@@ -185,10 +185,17 @@ def _narrowed(arguments: Sequence[Any], axes: Sequence[SliceAxis], indices: Mapp
         return len(indices[axis.name]) / max(arguments[i].shape[dim] for i, dim in axis.arguments.items())
 
     for axis in sorted(axes, key=left):  # what leaves least comes first: the others copy less then
-        chosen = torch.from_numpy(np.ascontiguousarray(indices[axis.name], np.int64))
         for i, dim in axis.arguments.items():
-            found[i] = found[i].index_select(dim, chosen)
+            found[i] = _selected(found[i], dim, indices[axis.name])
     return found
+
+
+def _selected(x: torch.Tensor, dim: int, indices: np.ndarray) -> torch.Tensor:
+    """Returns `x` at these rising indices of a dimension.  A range is copied as one, in a fraction of the time."""
+    first, count = int(indices[0]), len(indices)
+    if int(indices[-1]) - first + 1 == count and x.is_contiguous():
+        return torch.narrow_copy(x, dim, first, count)
+    return x.index_select(dim, torch.from_numpy(np.ascontiguousarray(indices, np.int64)))
 
 
 def _separable(task: Task) -> tuple[tuple[SliceAxis, ...], ...]:
