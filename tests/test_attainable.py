@@ -8,11 +8,11 @@ import pytest
 
 from evo.core.records import Candidate, Case
 from fitness.cpu_backend import CpuEvaluator
-from fitness.estimate.attainable import attainable_us, flops_per_s, traced
+from fitness.estimate.attainable import attainable_us, flops_per_s, operator_flops, traced
 from fitness.estimate.launch_trace import LaunchTrace, Traffic
 from fitness.estimate.roofline import SHARE, least_us
 from fitness.estimate.time_model import DRAM_EFFICIENCY, WGMMA_EFFICIENCY
-from fitness.frontend.plan import Buffer, Config, Copy, Launch, LaunchPlan
+from fitness.frontend.plan import Buffer, Config, Copy, Launch, LaunchPlan, Op, TensorRef
 from fitness.frontend.target import TARGETS, get_target
 from fitness.tasks.calls import Calls
 from fitness.tasks.task import load_task, task_names
@@ -103,6 +103,18 @@ def test_traced_is_what_a_kernel_touches_of_arguments_and_results_once() -> None
     # of the argument all is read, by the copy; 100 bytes of it are written; the result has no more than 2000
     assert found.bytes == 4000 + 100 + 2000 and found.basis == "traced"
     assert found.flops == {"float16": 10 * 2 * 2.0 * 16**3}
+
+
+def test_products_of_operators_count_as_work() -> None:
+    def half(buffer: int, *shape: int) -> TensorRef:
+        return TensorRef(buffer, "float16", shape, (shape[1], 1))
+
+    a, b, y = half(0, 64, 128), half(1, 128, 32), half(2, 64, 32)
+    buffers = (Buffer(a.nbytes, 0), Buffer(b.nbytes, 1), Buffer(y.nbytes))
+    product = Op("aten.mm.default", (a, b), {}, (y,))
+    found = traced(LaunchPlan(buffers, (a, b), (y,), "tensor", (product,)), [], [])
+    assert found.flops == {"float16": 2.0 * 64 * 128 * 32} and found.bytes == a.nbytes + b.nbytes + y.nbytes
+    assert operator_flops(Op("aten.add.Tensor", (a, a), {}, (a,))) == 0
 
 
 def test_every_timing_has_it(evaluators) -> None:

@@ -12,10 +12,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry
+
 from fitness.estimate.coverage import read_by
 from fitness.estimate.launch_trace import LaunchTrace
 from fitness.estimate.time_model import DRAM_EFFICIENCY, WGMMA_EFFICIENCY
-from fitness.frontend.plan import Launch, LaunchPlan, Op
+from fitness.frontend import aten
+from fitness.frontend.plan import Launch, LaunchPlan, Op, TensorRef
 from fitness.frontend.target import Target
 from fitness.tasks.work import Workload
 
@@ -54,6 +59,24 @@ def flops_per_s(dtype: str, target: Target, gpu: Mapping[str, Any] | None = None
     return float(share * peaks[kind] if kind in peaks else lanes)
 
 
+def operator_flops(op: Op) -> float:
+    """Returns the operations of an ATen operator that PyTorch can count (`torch.utils.flop_counter`): products, mostly.
+
+    0 for all others.
+    """
+    function = aten.tensor_function(op.name)
+    count = flop_registry.get(function.overloadpacket) if function is not None else None
+    if count is None:
+        return 0.0
+
+    def shaped(value: Any) -> Any:
+        return torch.empty(value.shape, device="meta") if isinstance(value, TensorRef) else value
+
+    args, kwargs = tree_map(shaped, op.args), tree_map(shaped, dict(op.kwargs))
+    made = [shaped(ref) for ref in op.outputs]
+    return float(count(*args, **kwargs, out_val=made[0] if len(made) == 1 else tuple(made)))
+
+
 def traced(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[LaunchTrace]]) -> Workload:
     """Returns the work of a kernel as its traces show it: what it touches of arguments and results, and its products.
 
@@ -77,6 +100,9 @@ def traced(plan: LaunchPlan, choice: Sequence[int], traces: Sequence[Sequence[La
                 touch(ref.buffer, ref.nbytes, written=False)
             for ref in step.outputs if isinstance(step, Op) else (step.dst,):
                 touch(ref.buffer, ref.nbytes, written=True)
+            if isinstance(step, Op) and (multiplied := operator_flops(step)):
+                kind = next(ref.dtype for ref in read_by(step))
+                flops[kind] = flops.get(kind, 0.0) + multiplied
             continue
         chosen, by_config = next(launches)
         trace = by_config[chosen]
