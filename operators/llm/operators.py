@@ -27,7 +27,7 @@ CHANGES = (
     "Look first at the size and shape of what one program computes, and at how programs are laid out over the problem.",
     "Look first at work that is done twice, or that could be done once, earlier, or not at all.",
     "Look first at what a program waits for: loads that could start earlier, reductions, barriers.",
-    "Look first at the instructions: cheaper forms of the same arithmetic, fewer conversions and masks, tensor cores.",
+    "Look first at the instructions: cheaper forms of the same arithmetic, fewer conversions and masks.",
     "Look first at registers, shared memory and warps: what would let more programs run at once, or each do more.",
 )
 ALGORITHMS = (

@@ -113,10 +113,13 @@ PITFALLS = (
         says="type tl.constexpr",
     ),
     Pitfall(
-        "A kernel returns nothing to the host, and Python lists, dicts, strings and f-strings do not exist in it.",
+        "A kernel returns nothing to the host, and Python lists, dicts and f-strings do not exist in it. Strings are "
+        'options only, also as constexpr parameters: `eviction_policy="evict_first"` or `"evict_last"`; '
+        '`cache_modifier` ".ca", ".cg" or ".cv" of loads, ".wb", ".cg", ".cs" or ".wt" of stores.',
         _LANGUAGE,
         broken='i = tl.arange(0, 128)\nnames = {"a": 1}\ntl.store(y + i, tl.load(x + i) + names["a"])',
-        fixed="i = tl.arange(0, 128)\ntl.store(y + i, tl.load(x + i) + 1)",
+        fixed="i = tl.arange(0, 128)\nv = tl.load(x + i, cache_modifier='.cg', eviction_policy='evict_first')\n"
+        "tl.store(y + i, v, cache_modifier='.cs')",
         says="Dict",
     ),
     Pitfall(
