@@ -39,6 +39,7 @@ from fitness.tasks.task import Task, load_task
 
 TARGET = "sm_90"
 LIMITS = Limits(wall_s=120)
+PART = 100  # comparisons of a kernel with itself between two reports
 PROCESSES = 8  # candidates with a process each, four times this number at once
 
 SOFTMAX_TASK = '''"""Softmax of the rows of an 8192 x 8192 float32 matrix."""
@@ -206,20 +207,21 @@ def processes(root: Path, sources: list[str], at_once: int) -> float:
     return len(sources) / (time.perf_counter() - begin)
 
 
-def noise(evaluations: int, slower: int) -> dict[str, Any]:
-    """Comparisons of a kernel with itself, and with planted differences, over four sizes."""
+def noise(evaluations: int, slower: int) -> Iterator[dict[str, Any]]:
+    """Comparisons of a kernel with itself, and with planted differences, over six sizes.
+
+    Those with itself are told again after every `PART` evaluations, of all so far.
+    """
     with prepared(SUMS_TASK, SUMS.format(percent=100)) as lab:
-        itself = lab.work(SUMS.format(percent=100))
-        results: dict[str, Any] = {"same": _tally(_repeat(lab, itself, evaluations, "same"), lambda r: True)}
+        itself, reports = lab.work(SUMS.format(percent=100)), []
+        for number in range(evaluations):
+            reports.append(lab.runner.evaluate(itself, seed=f"same-{number}"))
+            if len(reports) % PART == 0 or len(reports) == evaluations:
+                yield {"same": _tally(reports, lambda r: True)}
         for percent in (103, 105, 110):
             work = lab.work(SUMS.format(percent=percent))
-            reports = _repeat(lab, work, slower, f"slower-{percent}")
-            results[f"planted_{percent - 100}_percent_slower"] = _tally(reports, lambda r: r < 1)
-    return results
-
-
-def _repeat(lab: GpuBench, work: LaunchBundle, times: int, label: str) -> list[Report]:
-    return [lab.runner.evaluate(work, seed=f"{label}-{n}") for n in range(times)]
+            reports = [lab.runner.evaluate(work, seed=f"slower-{percent}-{n}") for n in range(slower)]
+            yield {f"planted_{percent - 100}_percent_slower": _tally(reports, lambda r: r < 1)}
 
 
 def _tally(reports: list[Report], expected: Callable[[float], bool]) -> dict[str, Any]:
@@ -255,7 +257,8 @@ def main() -> None:
         for figures in throughput(options.candidates, options.recorders, not options.plain):
             print(json.dumps(figures, indent=1), flush=True)
     if options.same:
-        print(json.dumps(noise(options.same, max(options.slower, 1)), indent=1), flush=True)
+        for figures in noise(options.same, max(options.slower, 1)):
+            print(json.dumps(figures, indent=1), flush=True)
 
 
 if __name__ == "__main__":
