@@ -210,7 +210,7 @@ def processes(root: Path, sources: list[str], at_once: int) -> float:
 def noise(evaluations: int, slower: int) -> Iterator[dict[str, Any]]:
     """Comparisons of a kernel with itself, and with planted differences, over six sizes.
 
-    Those with itself are told again after every `PART` evaluations, of all so far.
+    Those with itself are reported after every `PART` evaluations, of all so far.
     """
     with prepared(SUMS_TASK, SUMS.format(percent=100)) as lab:
         itself, reports = lab.work(SUMS.format(percent=100)), []
