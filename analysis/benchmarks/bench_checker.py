@@ -453,7 +453,8 @@ def right_ones(options: argparse.Namespace, folder: Folder, device: str) -> list
         return found
     if options.tritonbench is not None:
         place = folder.tasks("tritonbench-g", EVALUATORS[device])
-        found += kernel_sets.tritonbench(options.tritonbench, place, gpu=device == "cuda", jobs=options.jobs, say=say)
+        gpus = len(gpus_here()) if device == "cuda" else 0
+        found += kernel_sets.tritonbench(options.tritonbench, place, gpus=gpus, jobs=options.jobs, say=say)
     if options.kernelbench is not None:
         found += kernel_sets.kernelbench(options.kernelbench, folder.tasks("kernelbench"), say)
     found += kernel_sets.answers(options.kernelbench, folder.tasks("answers"), say)

@@ -72,10 +72,10 @@ def _of_task(task: str) -> list[RightKernel]:
     return [RightKernel(task, name, GROUPS[0], text) for name, text in sources.items() if "autotune" not in text]
 
 
-def tritonbench(checkout: Path, folder: Path, *, gpu: bool, jobs: int, say: Say) -> list[RightKernel]:
+def tritonbench(checkout: Path, folder: Path, *, gpus: int, jobs: int, say: Say) -> list[RightKernel]:
     """Returns kernels of TritonBench-G, with task folders in `folder`.
 
-    gpu: whether tasks are checked on a GPU, at the sizes that the suite times; else at those of its tests.  What was
+    gpus: how many check the tasks, at the sizes that the suite times; 0: none, at the sizes of its tests.  What was
     checked before is not checked again.  Raises ConfigError for a folder that is not a checkout.
     """
     from evo.campaign.suite import SuiteSelection, outcomes
@@ -92,7 +92,7 @@ def tritonbench(checkout: Path, folder: Path, *, gpu: bool, jobs: int, say: Say)
     waiting = [file for file in files if file.name not in known]
     if waiting:
         chosen = SuiteSelection("tritonbench", checkout)
-        for outcome in outcomes(chosen, waiting, folder, "sm_90", int(gpu), jobs):
+        for outcome in outcomes(chosen, waiting, folder, "sm_90", gpus, jobs):
             with open(checked, "a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"name": outcome.name, "ok": outcome.verified, "why": outcome.reason}) + "\n")
             say(f"{outcome.name}: {outcome.reason or 'checked'}")
