@@ -141,6 +141,7 @@ def test_a_seed_that_is_the_reference_is_described_as_such(made):
     )
     text = " ".join(right_lines(task))
     assert "the seed kernel below computes" in text and "quirks included" in text and "are not compared" in text
+    assert "integers and booleans must be equal" in text
     facts = task_facts(task, TARGET)
     assert facts["reference"] == "" and facts["seed"] == task.seed_source
     assert facts["work"] == {"a": {}} and facts["bytes_are"] == ""

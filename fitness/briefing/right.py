@@ -116,7 +116,10 @@ def _tolerances(task: Task, expected: dict[str, Expected]) -> Iterator[str]:
         yield f"Tolerance: up to {times} the error of {own}{wider}, as root mean square and at the worst element."
     numbers = list(dict.fromkeys(_number(e, i) for e in expected.values() for i in range(len(e.outputs))))
     if not expected:
-        numbers = [_floor(task, dtype) for dtype in _floating(task)]
+        numbers = [
+            *(_floor(task, dtype) for dtype in _floating(task)),
+            "Outputs of integers and booleans must be equal.",
+        ]
     yield from filter(None, numbers)
 
 
