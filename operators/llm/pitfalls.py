@@ -56,7 +56,8 @@ PITFALLS = (
         says="Break",
     ),
     Pitfall(
-        "A variable keeps its dtype and shape through a loop: begin with `tl.zeros(shape, tl.float32)` and cast.",
+        "A variable keeps its dtype and shape through a loop, also one that is only used inside but has the name of an "
+        "earlier one: begin with `tl.zeros(shape, tl.float32)` and cast, and give others new names.",
         "triton/compiler/code_generator.py: loop-carried variables",
         broken="i = tl.arange(0, 128)\ns = tl.zeros((128,), tl.float16)\n"
         "for k in range(n):\n    s = s + tl.load(x + i)\ntl.store(y + i, s)",
