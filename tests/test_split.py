@@ -142,6 +142,18 @@ def test_models_and_rules_share_what_is_proposed(tmp_path: Path, changes: dict[s
     assert operators["mutate"] >= 5
 
 
+def test_a_single_path_proposes_nothing_beyond_what_is_not_evaluated(tmp_path: Path) -> None:
+    one = {"strategy": "tritonforge", "workers": 1, "llm_slots": 1, "operators": ("change@m", "mend@m")}
+    with Endpoint() as endpoint:
+        model = Model("m", endpoint.url, max_tokens=100)
+        with create(tmp_path, models=(model,), budget=9, **one) as store:
+            for pending in (1, 1):
+                assert propose_with_models(store, 5).reason == "nothing new can be made of what is known"
+                assert len([p for p in store.pending() if p.index]) == pending
+            evaluate(store)
+            assert propose_with_models(store, 5).proposed == 1
+
+
 def test_answers_without_a_source_may_come_before_the_seed_is_evaluated(tmp_path: Path) -> None:
     def script(body: object, number: int) -> Reply:
         return Reply(text="no idea") if number % 2 else Reply()

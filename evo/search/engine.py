@@ -139,6 +139,7 @@ class Engine:
         self._archive = Archive()
         self._budget = Budget(config.budget, config.gpu_seconds)
         self._proposals, self._proposed = proposals, 0
+        self._unevaluated = 0  # proposals of this half, or taken up by it, if it evaluates nothing
         screen = stored_screen(store, self._screen) if evaluator is not None else None
         self._queue = llm.queue if llm else None
         self._prompts = llm.prompts if llm else None
@@ -259,6 +260,8 @@ class Engine:
         """Returns whether the budget has room; each question in flight will be a proposal."""
         if self._early() or attained(self._archive.best, self._config):
             return False
+        if self._scheduler.path and self._unevaluated:
+            return False
         most = self._budget.left()
         if self._proposals is not None:
             most = min(most, self._proposals - self._proposed)
@@ -319,6 +322,7 @@ class Engine:
         self._scheduler.register(proposal)
         self._budget.reserve(proposal)
         if self._evaluator is None:
+            self._unevaluated += proposal.index > 0
             return
         if (
             self._task_seed is not None and proposal.index == 0

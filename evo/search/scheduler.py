@@ -107,6 +107,11 @@ class Scheduler:
         """Why the strategy ended the search, "" while it goes on."""
         return self._strategy.ended
 
+    @property
+    def path(self) -> bool:
+        """Whether each proposal has to know the results of all before it."""
+        return self._strategy.path
+
     def first(self, seed: Candidate) -> Proposal:
         """Trial 0: the seed kernel, or the call of PyTorch that a task without one is timed against."""
         if self._config.baseline_kind.pytorch:
