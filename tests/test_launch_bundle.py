@@ -250,39 +250,39 @@ def test_what_ptxas_refuses_is_left_out(zygote, tmp_path):
     assert len(built.left_out) == 1 and "PTXAS error" in built.left_out[0]
 
 
-# Tiles of 64 KiB that wait in shared memory for their turn in the pipeline: four are more than a program has.
+# Tiles of 16 KiB, two a stage, that wait in shared memory for their turn: those of nine stages are more than there is.
 PIPELINED = """
 import torch
 import triton
 import triton.language as tl
 
 
-@triton.autotune([triton.Config({"BLOCK": 128}, num_stages=s, num_warps=4) for s in STAGES], key=["n_columns"])
+@triton.autotune([triton.Config({"BLOCK": 64}, num_stages=s, num_warps=4) for s in STAGES], key=["n_columns"])
 @triton.jit
 def kernel(x, y, n_columns, BLOCK: tl.constexpr):
     rows = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
     for start in range(0, n_columns, BLOCK):
-        tile = tl.load(x + rows[:, None] * n_columns + start + rows[None, :])
+        tile = tl.load(x + (start + 2 * rows)[:, None] * BLOCK + rows[None, :])
         other = tl.load(x + (start + rows)[:, None] * BLOCK + rows[None, :])
         total = tl.dot(tile, other, total)
     tl.store(y + rows[:, None] * BLOCK + rows[None, :], total)
 
 
 def softmax(x):
-    y = torch.empty((128, 128), device=x.device)
+    y = torch.empty((64, 64), device=x.device)
     kernel[(1,)](x, y, x.shape[1])
     return y
 """
 
 
 def test_a_configuration_that_needs_more_than_the_device_has_is_left_out(zygote, tmp_path):
-    _, built = built_of(PIPELINED.replace("STAGES", "(5, 1)"), zygote, tmp_path / "some")
+    _, built = built_of(PIPELINED.replace("STAGES", "(9, 1)"), zygote, tmp_path / "some")
     assert [c.options["num_stages"] for c in built.plans["200"].launches[0].configs] == [1]
     [said] = built.left_out
-    assert "num_stages: 5" in said and "bytes of shared memory, a program on NVIDIA H200 has" in said
+    assert "num_stages: 9" in said and "bytes of shared memory, a program on NVIDIA H200 has" in said
     with pytest.raises(Unbuildable, match=r"kernel kernel: needs \d+ bytes of shared memory") as stop:
-        built_of(PIPELINED.replace("STAGES", "(5, 6)"), zygote, tmp_path / "none")
+        built_of(PIPELINED.replace("STAGES", "(9, 10)"), zygote, tmp_path / "none")
     assert (stop.value.stage, stop.value.verdict) == ("screen", Verdict.OUT_OF_MEMORY)
 
 
