@@ -143,8 +143,9 @@ PITFALLS = (
         "docs/programming-guide of Triton: program_id is int32",
     ),
     Pitfall(
-        'On float32 `tl.dot` takes its operands as TensorFloat-32 (10 bits after the first) unless `input_precision="ieee"` is given, which is '
-        "slower; float16 operands with float32 accumulation are exact in the products.",
+        "On float32 `tl.dot` takes its operands as TensorFloat-32 (10 bits after the first) unless "
+        '`input_precision="ieee"` is given, which is slower; float16 operands with float32 accumulation are exact in '
+        "the products.",
         _LANGUAGE + " (tl.dot, input_precision)",
     ),
     Pitfall(
