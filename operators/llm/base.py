@@ -96,8 +96,8 @@ class TaskFacts:
     seed: str = ""  # source of the seed kernel, if it is the reference
     allowed: tuple[str, ...] = ()  # by this task, beyond what all tasks allow
     baseline: str = "the seed kernel"  # what times are compared with
-    # Of each tune case "bytes", and "flops" and "least_us" if they are known; `bytes_are`: which, if the task does not
-    # say them.
+    # Of each tune case "bytes", "flops" and "least_us", as far as they are known; `bytes_are`: which, if the task does
+    # not say them.
     work: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     bytes_are: str = ""
 

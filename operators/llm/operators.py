@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evo.core.records import Finding, Verdict, candidate_id
+from evo.core.records import Finding, Profile, Verdict, candidate_id
 from operators.base import Draft, Parent
 from operators.llm.answers import body_of, hint_of, note_of, take_apart
 from operators.llm.architectures import arch_facts
@@ -19,6 +20,7 @@ from operators.llm.pitfalls import pitfalls
 from operators.llm.render import render
 from operators.llm.siblings import choose_direction, siblings
 
+NEAR = 0.9  # of the roofline: from there on counters show the limit, and no hint helps
 HINT = "hint:"  # a draft that says which hint it follows has cost {"hint:ID": 1}, for counting
 
 # Prompts on the same parent differ by one of these: sampling alone makes models say the same thing again and again.
@@ -63,7 +65,7 @@ class _Asking:
     def prompt(self, parents: Sequence[Parent], context: LlmContext) -> Prompt | None:
         if not self._applies(parents):
             return None
-        profiles = [context.profiles.get(p.index) for p in parents]
+        profiles = [_hinted(context.profiles.get(p.index)) for p in parents]
         numbers = [p.index for p in parents]
         direction = choose_direction(context.rng, self.directions, numbers, context.flying)
         user = render(
@@ -109,6 +111,12 @@ class _Asking:
     def _values(self, parents: Sequence[Parent], context: LlmContext) -> Mapping[str, Any]:
         """The values that only this operator's template uses."""
         return {}
+
+
+def _hinted(profile: Profile | None) -> Profile | None:
+    """Returns a profile without hints if its kernel is near the roofline."""
+    near = profile is not None and (profile.roofline or 0.0) >= NEAR
+    return dataclasses.replace(profile, hints=()) if profile is not None and near else profile
 
 
 class LlmMutate(_Asking):
