@@ -96,7 +96,7 @@ def _step(x: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def _without_launcher() -> Iterator[None]:
-    """Has launches do nothing, and PyTorch say that there is a GPU, so that they are watched as there."""
+    """Has launches do nothing.  PyTorch says that there is a GPU, so they are watched."""
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         """Calls the hooks of a launch, and launches nothing."""

@@ -462,7 +462,7 @@ def right_ones(options: argparse.Namespace, folder: Folder, device: str) -> list
 
 
 def variants_of(
-    found: Sequence[RightKernel], seed: int, limit: int | None, jobs: int = 1
+    found: Sequence[RightKernel], seed: int, limit: int | None, jobs: int
 ) -> tuple[list[Variant], list[Variant]]:
     """Mutants and right kernels; `limit`: about how many of each, from all tasks alike.  `jobs`: processes."""
     by_task: dict[tuple[str, str], list[RightKernel]] = defaultdict(list)

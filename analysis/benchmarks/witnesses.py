@@ -522,13 +522,13 @@ def serve(device: str) -> None:
 class Process:
     """A process that executes kernels; started again when it died, took too long, or was broken by a kernel."""
 
-    def __init__(self, device: str, cache: Path, gpu: str = "0") -> None:
+    def __init__(self, device: str, cache: Path, gpu: str = "") -> None:
         self._command = [sys.executable, "-m", "analysis.benchmarks.witnesses", device]
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(cache)}
         self._environment["CUDA_VISIBLE_DEVICES"] = gpu
         self._environment.pop("TRITON_INTERPRET", None)
         if device == "interpret":
-            self._environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+            self._environment["TRITON_INTERPRET"] = "1"
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, job: Job, hard_s: float = HARD_S) -> Answer:
@@ -593,8 +593,9 @@ def gpus_here() -> list[str]:
     """Returns the GPUs of this process, by their names in CUDA_VISIBLE_DEVICES."""
     import torch
 
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    from fitness.cuda.gpus import visible
+
+    return visible(torch.cuda.device_count())
 
 
 @contextmanager
@@ -610,7 +611,7 @@ def observe(jobs: Sequence[Job], device: str, processes: int, tell: Callable[[An
 
     The processes share all GPUs.
     """
-    gpus = gpus_here() if device == "cuda" else ["0"]
+    gpus = gpus_here() if device == "cuda" else [""]
     waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
         waiting.put(job)

@@ -349,15 +349,16 @@ class _Call:
     def _shared(self, workers: int, checking: Checking | None) -> int:
         """Starts processes that execute the runs, spread over the GPUs, and returns the exit code."""
         from evo.search.interrupt import Interrupt
+        from fitness.cuda.gpus import visible
 
         assert self.devices is not None  # runs that only propose have one process
         gpus = self.devices.choice.gpus
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
+        names = visible(gpus)
         own = ("--gpus", "1" if gpus else "none", "--workers", str(workers), "--processes", "1", "--helper")
         command = [sys.executable, "-m", "evo", *self.arguments.argv, *own]
         helpers = []
         for number in range(self.processes):
-            device = {"CUDA_VISIBLE_DEVICES": visible[number % gpus]} if gpus else {}
+            device = {"CUDA_VISIBLE_DEVICES": names[number % gpus]} if gpus else {}
             # In a session of their own: Ctrl-C is for this process, which passes it on.
             helpers.append(subprocess.Popen(command, env={**os.environ, **device}, start_new_session=True))
 

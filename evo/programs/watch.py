@@ -336,7 +336,7 @@ class Watcher:
         return self._turn(notes) if compiled else None
 
     def _note(self, launch: _Launch, kernel: Any) -> None:
-        """Notes a launch: of which kernel, where, and in which call of a host function."""
+        """Notes the kernel of a launch, its place in the program, and the call of a host function around it."""
         notes = self._kernels.get(id(kernel)) or self._new_kernel(kernel)
         frame = hosts.outside(sys._getframe(1))
         site = ("", 0, "")

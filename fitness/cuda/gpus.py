@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
 
 from evo.core.errors import EvoError
@@ -19,6 +20,11 @@ class Gpus:
     count: int
     name: str
     problem: str
+
+
+def visible(count: int) -> list[str]:
+    """Returns the names of this process's GPUs, `count` of them, as CUDA_VISIBLE_DEVICES takes them."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
 
 
 def find_gpus(target: Target) -> Gpus:
