@@ -304,6 +304,24 @@ def test_files_of_earlier_versions_say_arms_and_cells(tmp_path: Path) -> None:
     assert plan.runs[0].folder(tmp_path / "out") == tmp_path / "out/cells/softmax/full/seed-0"
 
 
+def test_new_versions_are_accepted_where_asked_and_earlier_ones_are_kept(tmp_path: Path) -> None:
+    spec, folder = spec_of(tmp_path), tmp_path / "out"
+    other, third = {**VERSIONS, "code": "other"}, {**VERSIONS, "code": "third"}
+    Campaign.open(folder, spec, "cpu", HASHES, VERSIONS, new_versions=True)
+    assert "earlier_versions" not in json.loads((folder / FILE).read_text())  # nothing changed
+    with pytest.raises(StoreError, match="or, if versions alone differ, go on with the new ones by --new-versions"):
+        Campaign.open(folder, spec, "cpu", HASHES, other)
+    for versions in (other, other, third):
+        Campaign.open(folder, spec, "cpu", HASHES, versions, new_versions=True)
+    Campaign.open(folder, spec, "cpu", HASHES, third)
+    found = json.loads((folder / FILE).read_text())
+    assert (found["versions"], found["earlier_versions"]) == (third, [VERSIONS, other])
+    longer = dataclasses.replace(spec, trials=spec.trials + 1)
+    with pytest.raises(StoreError, match="budget"):
+        Campaign.open(folder, longer, "cpu", HASHES, other, new_versions=True)
+    assert json.loads((folder / FILE).read_text()) == found
+
+
 def test_tasks_may_come_later(tmp_path: Path) -> None:
     spec = dataclasses.replace(spec_of(tmp_path), tasks=())
     campaign = Campaign.open(tmp_path / "out", spec, "cpu", {}, VERSIONS)

@@ -102,13 +102,30 @@ def test_a_tool_that_fails_is_a_reason(monkeypatch, tmp_path):
         counters("softmax", LaunchBundle({}, {}, {}), "square", gpu="GPU-1")
 
 
-def test_the_table_is_taken_from_the_log(monkeypatch, tmp_path):
-    tool = tmp_path / "ncu"
-    find_log = 'while [ "$1" != --log-file ]; do shift; done'
-    tool.write_text(f"#!/bin/sh\n{find_log}\ncp '{TABLE}' \"$2\"\necho what the program says\n")
-    tool.chmod(0o755)
-    monkeypatch.setattr(ncu, "find_tool", lambda name: str(tool))
-    assert counters("softmax", LaunchBundle({}, {}, {}), "square", gpu="GPU-1") == parse(TABLE.read_text())
+@pytest.fixture
+def tool_that_writes(monkeypatch, tmp_path):
+    """Returns a function that puts a program in the place of ncu: it leaves this table as its log."""
+
+    def install(table: str) -> None:
+        tool, log = tmp_path / "ncu", tmp_path / "table.csv"
+        log.write_text(table)
+        find_log = 'while [ "$1" != --log-file ]; do shift; done'
+        tool.write_text(f"#!/bin/sh\n{find_log}\ncp '{log}' \"$2\"\necho what the program says\n")
+        tool.chmod(0o755)
+        monkeypatch.setattr(ncu, "find_tool", lambda name: str(tool))
+
+    return install
+
+
+def test_the_log_has_the_table_and_its_first_kernel_only_starts_the_profiler(tool_that_writes):
+    tool_that_writes(TABLE.read_text())
+    assert counters("softmax", LaunchBundle({}, {}, {}), "square", gpu="GPU-1") == parse(TABLE.read_text())[1:]
+
+
+def test_a_plan_of_which_no_kernel_was_measured_has_no_counters(tool_that_writes):
+    tool_that_writes("\n".join(TABLE.read_text().splitlines()[:-1]))
+    with pytest.raises(NoCounters, match="measured no kernel of the plan"):
+        counters("softmax", LaunchBundle({}, {}, {}), "square", gpu="GPU-1")
 
 
 @pytest.mark.gpu

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 FILE = "campaign.json"
 LOCK = "campaign.lock"
+EARLIER = "earlier_versions"  # in campaign.json: those that the campaign went on from
 _EARLIER_KEYS = {"arms": "variants", "arm": "variant"}  # of specs and campaign.json: what earlier versions wrote
 _MOST_SEEDS = 10_000
 _KEYS = (
@@ -239,13 +240,21 @@ class Campaign:
 
     @classmethod
     def open(
-        cls, folder: Path, spec: Spec, device: str, hashes: Mapping[str, str], versions: Mapping[str, str]
+        cls,
+        folder: Path,
+        spec: Spec,
+        device: str,
+        hashes: Mapping[str, str],
+        versions: Mapping[str, str],
+        *,
+        new_versions: bool = False,
     ) -> Campaign:
         """Returns the campaign in `folder`, or begins it there.
 
         device: "gpu" or "cpu"; "" to evaluate nothing: then it is what the folder says, or still open.  The first
         process that evaluates decides it, and completes `versions`.
         hashes: of the tasks, by name in the spec's order.  If the spec has no tasks, they come later by `add`.
+        new_versions: go on with other versions than the campaign began with; the folder's file keeps the earlier ones.
         Raises ConfigError if two variants would be the same search, StoreError if the folder holds another campaign or
         a run.
         """
@@ -261,14 +270,16 @@ class Campaign:
             folder.mkdir(parents=True, exist_ok=True)
             with lock(folder / LOCK):  # others may begin it at the same time
                 if path.exists():
-                    campaign._go_on(_read_frozen(folder), hashes, versions)
+                    campaign._go_on(_read_frozen(folder), hashes, versions, new_versions)
                 else:
                     _write(path, frozen)
         except OSError as error:
             raise StoreError(f"expected to write {path}, got: {error}; choose another folder by --out") from error
         return campaign
 
-    def _go_on(self, then: Mapping[str, Any], hashes: Mapping[str, str], versions: Mapping[str, str]) -> None:
+    def _go_on(
+        self, then: dict[str, Any], hashes: Mapping[str, str], versions: Mapping[str, str], new_versions: bool
+    ) -> None:
         """Checks that the campaign is the same; the first process that evaluates writes which device it is."""
         decided, deciding = then.get("device", ""), self.device
         self.device = decided if not deciding else deciding if decided else ""
@@ -277,11 +288,17 @@ class Campaign:
             versions_now = {**known, **{name: versions[name] for name in known.keys() & versions.keys()}}
         else:
             versions_now = dict(versions)
+        earlier = then.pop(EARLIER, [])
+        changed = new_versions and versions_now != known
+        if changed:
+            earlier, then["versions"] = [*earlier, known], versions_now
         _check_same(self.folder, then, self._frozen(hashes, versions_now))
+        if changed:
+            _write(self.folder / FILE, {**then, EARLIER: earlier})
         if deciding and not decided:
             self.device = deciding
             tasks = then["tasks"] if self.spec.suite or not hashes else hashes
-            _write(self.folder / FILE, self._frozen(tasks, versions))
+            _write(self.folder / FILE, {**self._frozen(tasks, versions), **({EARLIER: earlier} if earlier else {})})
 
     def add(self, task: str, path: str, hash: str) -> None:
         """Adds a task with its folder.  Raises StoreError if the campaign has another task of this name."""
@@ -619,7 +636,8 @@ def _hashes(frozen: Mapping[str, Any]) -> dict[str, str]:
 def _other(folder: Path, changed: str) -> StoreError:
     return StoreError(
         f"cannot continue the campaign in {folder}: {changed} differ from when it was started, so its runs could "
-        f"not be compared; restore them, or choose another folder by --out"
+        f"not be compared; restore them, choose another folder by --out, or, if versions alone differ, go on with the "
+        f"new ones by --new-versions"
     )
 
 

@@ -70,6 +70,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "are done by default, also of runs that are finished",
     )
     parser.add_argument("--helper", action="store_true", help=argparse.SUPPRESS)  # one of the processes
+    parser.add_argument(
+        "--new-versions",
+        action="store_true",
+        help="go on although evo, PyTorch or Triton differ from when the campaign began; campaign.json names all",
+    )
     common.add_ray(parser)
     limits = parser.add_argument_group(
         "limits of the whole campaign", "kept in its folder, for all processes and calls; a call may raise them"
@@ -185,7 +190,7 @@ class _Call:
             )
         known = versions.versions() if devices is not None else versions.own_versions()
         hashes = {name: task.hash for name, task in self.tasks.items()}
-        self.campaign = Campaign.open(folder, spec, device, hashes, known)
+        self.campaign = Campaign.open(folder, spec, device, hashes, known, new_versions=arguments.new_versions)
         if spec.suite is not None:
             spec.suite.note(folder)
         measures = device == "gpu" and not arguments.no_certify

@@ -67,7 +67,7 @@ Counters = list[tuple[str, dict[str, float]]]  # (kernel, readings) of each laun
 def counters(task: str | os.PathLike[str], bundle: LaunchBundle, case: str, *, gpu: str) -> Counters:
     """Returns readings of each launch of one case of `bundle`, which must have its choices.  Raises NoCounters.
 
-    gpu: its UUID.  The profiled process takes the GPU lock once it has started.
+    gpu: its UUID.  The profiled process takes the GPU lock once it and the profiler have started.
     """
     tool = find_tool("ncu")
     if not tool:
@@ -86,7 +86,10 @@ def counters(task: str | os.PathLike[str], bundle: LaunchBundle, case: str, *, g
     problem = failure(run.returncode, said + run.stdout + run.stderr)
     if problem:
         raise NoCounters(problem)
-    return parse(said)
+    found = parse(said)[1:]  # without the kernel that started the profiler
+    if not found:
+        raise NoCounters("ncu measured no kernel of the plan")
+    return found
 
 
 def command_line(tool: str, log: Path, arguments: Sequence[str]) -> list[str]:
