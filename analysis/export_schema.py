@@ -127,7 +127,7 @@ _TABLES = (
                 "last_event",
                 _TEXT,
                 "",
-                "kind of the last event: `started`, `resumed`, `ended`, `refused`, `unprofiled` or `llm` "
+                "kind of the last event: `started`, `resumed`, `versions`, `ended`, `refused`, `unprofiled` or `llm` "
                 "(store.md, events)",
             ),
             ("last_event_text", _TEXT, "", "its text: versions, why the run ended, or what happened"),

@@ -276,6 +276,7 @@ def resume(
     gpus: int | str | None = None,
     ray_address: str | None = None,
     workers: int | None = None,
+    new_versions: bool = False,
     progress: bool | Listener = False,
     stop: Stop = never,
 ) -> Result:
@@ -284,8 +285,10 @@ def resume(
     budget, gpu_seconds, max_tokens, max_usd: other limits, in total; None: as before.
     stop_at_attainable: another share, "off" for no end by it; None: as before.
     models: other endpoints for models of the run; a model that is a Python function must be given again.
+    new_versions: go on although evo, PyTorch or Triton differ from when the run was started; its history names both.
     gpus, ray_address, workers: None: as before.  progress, stop: as for `search`.
-    Raises StoreError if the task or a version is another one than the run was started with; else as `search`.
+    Raises StoreError if the task, or without `new_versions` a version, is another one than the run was started with;
+    else as `search`.
     """
     listener = listener_of(progress)
     folder, gpus = Path(run_dir), gpus_text(gpus)
@@ -295,7 +298,7 @@ def resume(
     check_limited(info.config.models, max_tokens, max_usd, fix="leave it out, or start another run with one")
     task = _as_set(load_task(info.config.task), info.config)
     going = _comparable_versions(info)
-    with Store.open(folder, task_hash=task.hash, versions=going) as store:
+    with Store.open(folder, task_hash=task.hash, versions=going, new_versions=new_versions) as store:
         config = _with_budget(store, store.info.config, budget)
         limits = {"max_tokens": max_tokens, "max_usd": max_usd, "gpu_seconds": gpu_seconds}
         given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}

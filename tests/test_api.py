@@ -180,6 +180,20 @@ def test_a_search_that_was_stopped_goes_on(opened: list[CliEvaluator], tmp_path:
         evo.resume("parts", budget=3)
 
 
+def test_a_search_goes_on_with_new_versions_where_asked(
+    opened: list[CliEvaluator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = evo.search("softmax", budget=3, run_dir="out").best
+    monkeypatch.setattr("evo.core.versions.own_versions", lambda: {"evo": "another"})
+    monkeypatch.setattr("evo.core.versions.versions", lambda: {"evo": "another"})
+    assert command("resume", "out", "--budget", "5") == 2
+    with pytest.raises(StoreError, match="or go on with the new ones by --new-versions of evo resume"):
+        evo.resume("out", 5)
+    assert command("resume", "out", "--budget", "5", "--new-versions") == 0
+    result = evo.resume("out", 6)
+    assert result.spent.candidates == 6 and result.best.speedup >= before.speedup
+
+
 def test_ctrl_c_is_raised_and_leaves_a_run_to_go_on_with(opened: list[CliEvaluator]) -> None:
     def pressed() -> bool:
         if len(opened[0].evaluated) > 5:

@@ -122,6 +122,16 @@ def test_prompts_of_another_version_of_the_code_are_not_compared(
     assert [set(d.stored) for d in decisions if d.name == "call 1"] == [{"operator", "parents", "island"}]
 
 
+def test_prompts_of_a_run_with_several_versions_are_not_compared(tmp_path: Path, endpoint: Endpoint) -> None:
+    with create(tmp_path, models=(Model("m", endpoint.url),), operators=ARMS, budget=4) as store:
+        search_with(store, llm_of(store))
+        for version in ("2", "1"):  # and back
+            store.goes_on(store.info.config, {"evo": version})
+    decisions = redone(tmp_path)
+    assert all(d.same for d in decisions)
+    assert [set(d.stored) for d in decisions if d.name == "call 1"] == [{"operator", "parents", "island"}]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -221,6 +221,24 @@ def test_changed_versions_are_refused(tmp_path: Path, versions: dict[str, str], 
         Store.resume(tmp_path, task_hash="hash", versions=versions)
 
 
+def test_changed_versions_are_accepted_where_asked_and_the_history_keeps_the_earlier_ones(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    other = {"evo": "2", "triton": "9"}
+    with Store.open(tmp_path, task_hash="hash", versions=other, new_versions=True) as store:
+        assert store.info.versions == {"evo": "1"}  # nothing changes before it goes on
+        store.goes_on(store.info.config, other)
+    with Store.resume(tmp_path, task_hash="hash", versions=other) as store:
+        assert store.info.versions == other
+        assert [(kind, text) for kind, text, _ in store.events()] == [
+            ("started", "evo 1"),
+            ("versions", "before: evo 1"),
+            ("resumed", "evo 2, triton 9"),
+            ("resumed", "evo 2, triton 9"),
+        ]
+    with pytest.raises(StoreError, match="has changed"):
+        Store.open(tmp_path, task_hash="other", versions=other, new_versions=True)
+
+
 def test_the_budget_can_be_raised(tmp_path: Path) -> None:
     with create(tmp_path, budget=5) as store:
         store.set_config(store.info.config.with_budget(9))

@@ -58,6 +58,7 @@ class Work:
     each: evaluations of one run at once, if it proposes nothing.
     conclude: writes the result of a run, if results are wanted.  listener: hears of models that fail.
     budget: of each run, if it grows while the campaign goes on; None: as the run was begun.
+    new_versions: runs that began with other versions go on.
     """
 
     limits: CampaignLimits
@@ -68,6 +69,7 @@ class Work:
     conclude: Conclude | None = None
     listener: Listener = field(default_factory=Listener)
     budget: Callable[[CampaignRun], int] | None = None
+    new_versions: bool = False
 
     @property
     def evaluates(self) -> bool:
@@ -336,7 +338,7 @@ def _run(folder: Path, config: RunConfig, shared: _TaskEvaluator, work: Work) ->
     environment = {} if evaluator is None else evaluator.environment
     with (
         work.limits.account(folder, work.stop) as account,
-        _open_store(folder, RunInfo(config, shared.task.hash, work.versions, environment), shared.task) as store,
+        _open_store(folder, RunInfo(config, shared.task.hash, work.versions, environment), shared.task, work) as store,
     ):
         engine, llm = make_engine(
             store, shared.task, first, evaluator, work.listener, stop=work.stop, proposals=work.proposals,
@@ -351,7 +353,7 @@ def _run(folder: Path, config: RunConfig, shared: _TaskEvaluator, work: Work) ->
     return outcome.text
 
 
-def _open_store(folder: Path, info: RunInfo, task: Task) -> Store:
+def _open_store(folder: Path, info: RunInfo, task: Task, work: Work) -> Store:
     """Returns the store of a run, new or to go on with.
 
     A run that was never evaluated gets the device and the versions of the first process that evaluates it.
@@ -365,7 +367,7 @@ def _open_store(folder: Path, info: RunInfo, task: Task) -> Store:
     evaluates, evaluated = bool(info.environment), bool(then.environment)
     own = then.versions.keys() & info.versions.keys()
     going = info.versions if evaluates and evaluated else {**then.versions, **{n: info.versions[n] for n in own}}
-    store = Store.open(folder, task_hash=info.task_hash, versions=going)
+    store = Store.open(folder, task_hash=info.task_hash, versions=going, new_versions=work.new_versions)
     store.goes_on(dataclasses.replace(info.config, triton=then.config.triton), going)
     if evaluates and not evaluated:
         # Not its machine: prompts that were made before said what the target's name stands for.

@@ -70,11 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "are done by default, also of runs that are finished",
     )
     parser.add_argument("--helper", action="store_true", help=argparse.SUPPRESS)  # one of the processes
-    parser.add_argument(
-        "--new-versions",
-        action="store_true",
-        help="go on although evo, PyTorch or Triton differ from when the campaign began; campaign.json names all",
-    )
+    common.add_new_versions(parser)
     common.add_ray(parser)
     limits = parser.add_argument_group(
         "limits of the whole campaign", "kept in its folder, for all processes and calls; a call may raise them"
@@ -195,7 +191,10 @@ class _Call:
             spec.suite.note(folder)
         measures = device == "gpu" and not arguments.no_certify
         conclude = _conclude(measures) if devices is not None and (measures or arguments.best) else None
-        self.work = Work(CampaignLimits(folder, limits), known, proposals, conclude=conclude, listener=Terminal())
+        self.work = Work(
+            CampaignLimits(folder, limits), known, proposals, conclude=conclude, listener=Terminal(),
+            new_versions=arguments.new_versions,
+        )  # fmt: skip
 
     def close(self) -> None:
         self.work.limits.close()

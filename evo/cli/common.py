@@ -114,6 +114,14 @@ def add_baseline(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_new_versions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--new-versions",
+        action="store_true",
+        help="go on although evo, PyTorch or Triton differ from when it was started; its history names all",
+    )
+
+
 def add_stop(parser: argparse._ActionsContainer, said: str = f"{STOP_AT:g}") -> None:
     """When the attainable speed ends a search; said: what holds without the option."""
     parser.add_argument(

@@ -35,6 +35,7 @@ def add(commands: Any) -> None:
         metavar="W",
         help="evaluations at once (default: as before, or as many as --gpus and --ray-address, if given, allow)",
     )
+    common.add_new_versions(resume)
     common.add_plugins(resume)
     resume.set_defaults(command=_resume)
 
@@ -42,7 +43,10 @@ def add(commands: Any) -> None:
 def _resume(arguments: argparse.Namespace) -> int:
     from evo import api
 
-    names = ("budget", "gpu_seconds", "max_tokens", "max_usd", "gpus", "ray_address", "workers", "stop_at_attainable")
+    names = (
+        "budget", "gpu_seconds", "max_tokens", "max_usd", "gpus", "ray_address", "workers", "stop_at_attainable",
+        "new_versions",
+    )  # fmt: skip
     settings = {name: getattr(arguments, name) for name in names}
     progress = CommandLine()
     result = api.resume(arguments.folder, models=arguments.model, progress=progress, **settings)

@@ -21,6 +21,7 @@ from evo.search.scheduler import Scheduler
 from evo.search.strategies import strategy_of
 from evo.storage.model_calls import Question, StoredCall, stored_calls
 from evo.storage.queries import RunReader
+from evo.storage.store import NEW_VERSIONS
 from operators.base import Operator
 from operators.llm.base import LlmContext, LlmOperator
 
@@ -71,7 +72,8 @@ class Redoing:
     ) -> None:
         config = run.info.config
         self._run = run
-        self._compares_prompts = run.info.versions.get("code") == versions.own_versions().get("code")
+        same_code = run.info.versions.get("code") == versions.own_versions().get("code")
+        self._compares_prompts = same_code and all(kind != NEW_VERSIONS for kind, _, _ in run.events())
         self._finished = list(run.trials())
         self._proposals = {p.index: p for p in [*(t.proposal for t in self._finished), *run.pending()]}
         self._verdicts = {t.index: t.evaluation for t in self._finished}

@@ -37,6 +37,7 @@ from evo.storage.schema import connect_to_write, create_database, transaction
 
 LOCK = "run.lock"
 
+NEW_VERSIONS = "versions"  # the event of a run that goes on with other ones
 # The places of the parts of an answer: (first character, one past the last) by name.
 Spans = Mapping[str, tuple[int, int]]
 
@@ -74,10 +75,13 @@ class Store(RunReader):
         return store
 
     @classmethod
-    def open(cls, folder: Path, *, task_hash: str, versions: Mapping[str, str]) -> Store:
-        """Does what `resume` does, but changes nothing before `goes_on` is called: another check may still refuse."""
+    def open(cls, folder: Path, *, task_hash: str, versions: Mapping[str, str], new_versions: bool = False) -> Store:
+        """Does what `resume` does, but changes nothing before `goes_on` is called: another check may still refuse.
+
+        new_versions: other versions than the run was started with are accepted.
+        """
         with RunReader(folder) as reader:
-            _check_same(reader.info, folder, task_hash, versions)
+            _check_same(reader.info, folder, task_hash, reader.info.versions if new_versions else versions)
         lock = _take_lock(folder)
         try:
             store = cls(folder, lock)
@@ -160,19 +164,24 @@ class Store(RunReader):
         self._db.execute("UPDATE meta SET value = ? WHERE key = 'config'", (config.to_json(),))
 
     def goes_on(self, config: RunConfig, versions: Mapping[str, str]) -> None:
-        """Stores that the run continues, and with which configuration."""
+        """Stores that the run continues, and with which configuration and versions; an event keeps the earlier ones."""
         with self._transaction():
             self._update_config(config)
+            if versions != self.info.versions:
+                self._insert_event(NEW_VERSIONS, f"before: {_in_words(self.info.versions)}")
+                self._update("versions", versions)
             self._insert_event("resumed", _in_words(versions))
         self.info = read_info(self._db, self.folder)
 
     def set_evaluator(self, versions: Mapping[str, str], environment: Mapping[str, Any]) -> None:
         """Completes a run that was started without an evaluator, before the first evaluation."""
         with self._transaction():
-            for key, value in (("versions", versions), ("environment", environment)):
-                text = json.dumps(dict(value), default=str)
-                self._db.execute("UPDATE meta SET value = ? WHERE key = ?", (text, key))
+            self._update("versions", versions)
+            self._update("environment", environment)
         self.info = read_info(self._db, self.folder)
+
+    def _update(self, key: str, value: Mapping[str, Any]) -> None:
+        self._db.execute("UPDATE meta SET value = ? WHERE key = ?", (json.dumps(dict(value), default=str), key))
 
     def close(self) -> None:
         super().close()
@@ -304,7 +313,8 @@ def _check_same(info: RunInfo, folder: Path, task_hash: str, versions: Mapping[s
         then, now = (_in_words({n: v.get(n, "none") for n in changed}) for v in (info.versions, versions))
         raise StoreError(
             f"cannot go on with {folder}: it was started with {then}, here is {now}, so new trials could not be "
-            f"compared with old ones; use the same versions, or start a new run"
+            f"compared with old ones; use the same versions, start a new run, or go on with the new ones by "
+            f"--new-versions of evo resume, evo ablate or evo bench"
         )
     check_recorded(info.config.plugins, f"cannot go on with {folder}")
 
