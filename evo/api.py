@@ -119,7 +119,7 @@ def search(
     gpus: int | str | None = None,
     target: str = RunConfig.target,
     workers: int | None = None,
-    islands: int = RunConfig.islands,
+    islands: int | None = None,
     gpu_seconds: float | None = None,
     screen_budget: int | None = None,
     models_file: str | os.PathLike[str] | None = None,
@@ -155,7 +155,8 @@ def search(
         every tune case; "off" or None: it does not.
     progressive: whether a candidate that a rule made ends at a first look if it is too slow to be a parent or the best.
     target: what to compile for, "sm_90" or "h100".  ray_address: of a Ray cluster that evaluates.
-    workers: evaluations at once; None: as the CPUs and GPUs take.  islands: populations in a ring.
+    workers: evaluations at once; None: as the CPUs and GPUs take.
+    islands: populations in a ring; None: 3, fewer for few answers of models (docs/settings.md).
     screen_budget: most estimates that an operator may choose a draft by.
     run_dir: where to store the run; None: runs/TASK-NUMBER.
     progress: True prints how the search goes on; or a Listener that hears it.

@@ -8,7 +8,7 @@ import pytest
 
 from evo.core.records import Candidate, Case
 from fitness.cpu_backend import CpuEvaluator
-from fitness.estimate.attainable import attainable_us, flops_per_s, operator_flops, traced
+from fitness.estimate.attainable import SHORTEST_US, attainable_us, flops_per_s, operator_flops, traced
 from fitness.estimate.launch_trace import LaunchTrace, Traffic
 from fitness.estimate.roofline import SHARE, least_us
 from fitness.estimate.time_model import DRAM_EFFICIENCY, WGMMA_EFFICIENCY
@@ -34,6 +34,12 @@ def test_what_takes_longer_counts_by_what_the_gpu_reached() -> None:
     assert attainable_us(work(4e9, bfloat16=1.4e12), H200, GPU) == pytest.approx(2000)
     assert attainable_us(work(None, int8=700e9), H200, GPU) == pytest.approx(1e3 * 989 / 1979)  # as its peak is higher
     assert attainable_us(work(), H200, GPU) is None
+
+
+def test_no_kernel_is_shorter_than_its_launch_and_one_read() -> None:
+    assert attainable_us(work(4.0), H200, GPU) == attainable_us(work(4.0), H200) == SHORTEST_US
+    assert attainable_us(work(1e6 * 4.0 * SHORTEST_US), H200, GPU) == pytest.approx(SHORTEST_US)
+    assert attainable_us(work(8e6 * SHORTEST_US), H200, GPU) == pytest.approx(2 * SHORTEST_US)
 
 
 def test_without_a_gpu_it_is_a_share_of_the_data_sheet() -> None:

@@ -13,7 +13,7 @@ from operators.llm.base import ANSWERS, GUIDANCE, InFlight, Prompt, Tried, Unrea
 from operators.llm.kernel_facts import ROOFLINE, speeds
 from operators.llm.operators import CHANGES, complementary
 from operators.llm.render import clipped, data, line
-from operators.llm.siblings import OTHERS, SIBLINGS
+from operators.llm.siblings import OTHERS, SIBLINGS, SIZES
 from operators.registry import LLM_OPERATORS
 from tests.llm_support import (
     BUILD,
@@ -138,6 +138,18 @@ def test_answers_written_at_the_same_time_are_given_different_directions():
 
 def test_what_is_being_evaluated_is_said_to_be():
     assert "explore: two rows a program -> being evaluated" in user("mutate")
+
+
+def test_a_try_is_told_with_its_speedup_at_each_of_few_sizes():
+    assert "load twice as much per program -> 1.210x, from 1.000x (`long` 1.100x, `short` 1.331x)" in user("mutate")
+    many = dataclasses.replace(HISTORY[0], per_case={f"size {n}": 1.0 for n in range(SIZES + 1)})
+    one = dataclasses.replace(HISTORY[0], per_case={"long": 1.21})
+    for tried in (many, one):
+        assert "-> 1.210x, from 1.000x\n" in user("mutate", history=(tried,))
+
+
+def test_an_answer_in_flight_without_a_direction_is_named_alone():
+    assert "- mutate: Look first at registers.\n- crossover\n" in user("mutate")
 
 
 def test_explore_is_not_asked_for_one_change_or_a_hint():

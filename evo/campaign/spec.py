@@ -33,6 +33,7 @@ from evo.core.settings import (
     check_limit,
     check_share,
     check_type,
+    default_islands,
     out_of_range,
 )
 from evo.llm.models import read_models
@@ -139,6 +140,7 @@ class Spec:
             budget=self.trials,
             seed=seed,
             strategy=strategy,
+            islands=default_islands(self.trials, self.models),
             target=self.target,
             models=self.models,
             llm_slots=self.llm_slots,
@@ -636,8 +638,8 @@ def _hashes(frozen: Mapping[str, Any]) -> dict[str, str]:
 def _other(folder: Path, changed: str) -> StoreError:
     return StoreError(
         f"cannot continue the campaign in {folder}: {changed} differ from when it was started, so its runs could "
-        f"not be compared; restore them, choose another folder by --out, or, if versions alone differ, go on with the "
-        f"new ones by --new-versions"
+        f"not be compared; restore them, or choose another folder by --out; if versions alone differ, --new-versions "
+        f"goes on with the new ones"
     )
 
 

@@ -57,7 +57,12 @@ def add(commands: Any) -> None:
         help="evolve (default), random or hillclimb; best-of-n and tritonforge ask models",
     )
     run.add_argument("--operators", metavar="A,B", help="names of operators (default: the strategy's)")
-    run.add_argument("--islands", type=int, default=3, metavar="K", help="populations in a ring (default: 3)")
+    run.add_argument(
+        "--islands",
+        type=int,
+        metavar="K",
+        help="populations in a ring (default: 3; with models one for every 24 candidates, at most 3)",
+    )
     run.add_argument(
         "--workers",
         type=int,

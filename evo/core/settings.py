@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -48,6 +49,14 @@ STOP_AT, OFF = 0.97, "off"
 GUIDANCE = ("digest", "raw", "none")  # those of operators.llm.base, whose import would slow --help
 
 
+ISLANDS, ISLAND = 3, 24  # populations, and the least candidates of models for each
+
+
+def default_islands(budget: int, models: Sequence[object]) -> int:
+    """Returns the number of populations for `budget` candidates: fewer answers would be as many short searches."""
+    return max(1, min(ISLANDS, budget // ISLAND)) if models else ISLANDS
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """All settings that decide what a run does.
@@ -62,7 +71,7 @@ class RunConfig:
     budget: int = 32
     seed: int = 0
     strategy: str = "evolve"
-    islands: int = 3
+    islands: int = ISLANDS
     workers: int = 1
     target: str = "sm_90"
     device: str = "cpu"  # "gpu": measured; "cpu": estimated

@@ -169,6 +169,7 @@ class PromptScheduler:
                     speedup=trial.fitness.speedup if trial.fitness else None,
                     parent_speedup=parent_speedup,
                     parents=proposal.parents,
+                    per_case=trial.fitness.per_case if trial.fitness else {},
                 )
             )
 

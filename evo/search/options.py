@@ -13,7 +13,7 @@ from evo.core.baselines import check_baseline, chosen_baseline
 from evo.core.errors import ConfigError
 from evo.core.models import Answerer, CallableModel, Model
 from evo.core.records import OperatorRef
-from evo.core.settings import GUIDANCE, REDRAFTS, SEED_RANGE, STOP_AT, RunConfig, share_to_stop
+from evo.core.settings import GUIDANCE, REDRAFTS, SEED_RANGE, STOP_AT, RunConfig, default_islands, share_to_stop
 from evo.llm.models import read_models, split_models
 from evo.search import assemble, evaluators
 from evo.search.strategies import Strategy, find_strategy, strategy_of
@@ -37,7 +37,7 @@ class Settings(TypedDict, total=False):
     seed: int
     strategy: AnyStrategy
     operators: Sequence[AnyOperator] | None
-    islands: int
+    islands: int | None
     workers: int | None
     target: str
     gpus: int | str | None
@@ -98,12 +98,13 @@ def read_settings(task: AnyTask, settings: Settings, *, proposes: bool = True) -
     operators = _operators(settings.get("operators"), strategy, models, kernel)
     assemble.check_models(models, functions)
     slots, guidance = settings.get("llm_concurrency"), settings.get("guidance")
+    budget, islands = settings.get("budget", RunConfig.budget), settings.get("islands")
     config = RunConfig(
         task=_stored_name(task),
-        budget=settings.get("budget", RunConfig.budget),
+        budget=budget,
         seed=settings.get("seed", RunConfig.seed),
         strategy=strategy,
-        islands=settings.get("islands", RunConfig.islands),
+        islands=default_islands(budget, models) if islands is None else islands,
         workers=workers,
         target=target,
         operators=operators,

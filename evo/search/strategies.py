@@ -142,6 +142,8 @@ class Evolve(Strategy):
         if any(other.index == elite.index for other in population):
             return
         population.append(elite)
+        if any(_beats_the_seed(e) for e in population):  # a child of the seed would begin anew
+            population[:] = [e for e in population if e.index]
         # Sorting fronts is quadratic: let twice the capacity gather, then sort once.
         if len(population) > 2 * self._capacity:
             self.islands[island] = survivors(population, self._capacity)
@@ -166,7 +168,7 @@ class Evolve(Strategy):
         chosen = lexicase(self.islands[island], count, rng)
         if rng.random() < self._archive_share and chosen:
             visitor = rng.choice(self._archive.elites())
-            if all(visitor.index != e.index for e in chosen):
+            if visitor.index and all(visitor.index != e.index for e in chosen):
                 chosen[-1] = visitor
         return chosen
 
@@ -183,6 +185,11 @@ class Evolve(Strategy):
         return Bar(
             least(e.speedup for e in population), {case: least(e.per_case[case] for e in population) for case in cases}
         )
+
+
+def _beats_the_seed(elite: Elite) -> bool:
+    """Returns whether it is faster than the seed kernel in every case."""
+    return bool(elite.per_case) and all(speedup > 1 for speedup in elite.per_case.values())
 
 
 class Random(Strategy):

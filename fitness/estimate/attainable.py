@@ -1,9 +1,9 @@
 """Computes the attainable time of a case: the least in which its bytes move and its operations are done on a GPU.
 
 This is the roofline of what a GPU reaches, not of its data sheet: the rates of large copies and matrix products,
-measured if a GPU measures (`fitness.cuda.device`), else shares of the data sheet.  It shows how far a kernel is from
-what the hardware allows, and ends searches.  `fitness.estimate.roofline` refuses times that cannot be; its limits are
-below these times.
+measured if a GPU measures (`fitness.cuda.device`), else shares of the data sheet.  No kernel is shorter than its launch
+and one read from memory.  It shows how far a kernel is from what the hardware allows, and ends searches.
+`fitness.estimate.roofline` refuses times that cannot be; its limits are below these times.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from torch.utils.flop_counter import flop_registry
 
 from fitness.estimate.coverage import read_by
 from fitness.estimate.launch_trace import LaunchTrace
-from fitness.estimate.time_model import DRAM_EFFICIENCY, WGMMA_EFFICIENCY
+from fitness.estimate.time_model import DRAM_EFFICIENCY, DRAM_LATENCY_US, LAUNCH_US, WGMMA_EFFICIENCY
 from fitness.frontend import aten
 from fitness.frontend.plan import Launch, LaunchPlan, Op, TensorRef
 from fitness.frontend.target import Target
 from fitness.tasks.work import Workload
 
+SHORTEST_US = LAUNCH_US + DRAM_LATENCY_US  # of a kernel that reads what is in no cache
 # Products of narrower operands that are as precise as one of float32, at least: by the oracle's budget two are too few.
 NARROW_PRODUCTS = 3
 _OPERANDS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "uint8": "int8"}
@@ -36,7 +37,8 @@ def attainable_us(work: Workload, target: Target, gpu: Mapping[str, Any] | None 
     """
     moving_s = (work.bytes or 0.0) / bytes_per_s(target, gpu)
     computing_s = math.fsum(flops / flops_per_s(kind, target, gpu) for kind, flops in work.flops.items())
-    return 1e6 * max(moving_s, computing_s) or None
+    busy_us = 1e6 * max(moving_s, computing_s)
+    return max(busy_us, SHORTEST_US) if busy_us else None
 
 
 def bytes_per_s(target: Target, gpu: Mapping[str, Any] | None = None) -> float:

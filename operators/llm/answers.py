@@ -33,7 +33,7 @@ _KERNEL = re.compile(r"@(?:triton\.)?jit\b")
 
 _HINT = re.compile(r"\bhint[*_`]*:[\s*_`\[\"']*([a-z]+(?:-[a-z]+)*)", re.IGNORECASE)
 _PLAN_MARK = re.compile(r"^[#>*_\-\s]*(?:plan|idea|approach|change)?[*_]*\s*:?[*_]*\s*", re.IGNORECASE)
-NOTE_CHARACTERS = 160
+NOTE_CHARACTERS = 400
 
 
 @dataclass(frozen=True)

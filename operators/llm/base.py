@@ -68,6 +68,7 @@ class Tried:
     speedup: float | None = None  # over the baseline, if the verdict is ok.
     parent_speedup: float | None = None  # of the best parent, to tell a gain from a loss
     parents: tuple[int, ...] = ()
+    per_case: Mapping[str, float] = field(default_factory=dict)  # speedup of each size
 
 
 @dataclass(frozen=True)

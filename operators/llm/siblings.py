@@ -11,6 +11,7 @@ from evo.core.records import Verdict
 from operators.llm.base import InFlight, Tried
 from operators.llm.render import line
 
+SIZES = 4  # most sizes whose speedups a line holds
 SIBLINGS, OTHERS = 12, 8  # latest tries on the same parent, and on others, that a prompt describes
 
 
@@ -36,7 +37,7 @@ def siblings(parents: Sequence[int], history: Sequence[Tried], flying: Sequence[
     return Siblings(
         same="\n".join(map(_tried, same[-SIBLINGS:])),
         others="\n".join(map(_tried, others[-OTHERS:])),
-        flying="\n".join(f"- {q.operator}: {q.direction or 'no direction given'}" for q in beside),
+        flying="\n".join(f"- {q.operator}" + (f": {q.direction}" if q.direction else "") for q in beside),
     )
 
 
@@ -58,4 +59,6 @@ def _tried(tried: Tried) -> str:
     if tried.verdict is not Verdict.OK or tried.speedup is None:
         return f"- {tried.operator}: {note} -> {tried.verdict}: {line(tried.message, 120).strip('` ')}"
     before = f", from {tried.parent_speedup:.3f}x" if tried.parent_speedup is not None else ""
-    return f"- {tried.operator}: {note} -> {tried.speedup:.3f}x{before}"
+    sizes = ", ".join(f"{line(case)} {speedup:.3f}x" for case, speedup in tried.per_case.items())
+    by_size = f" ({sizes})" if 1 < len(tried.per_case) <= SIZES else ""
+    return f"- {tried.operator}: {note} -> {tried.speedup:.3f}x{before}{by_size}"
