@@ -516,7 +516,7 @@ def test_a_run_whose_model_falls_silent_goes_on_once_it_answers(
     down = True
 
     def script(body: dict[str, Any], number: int) -> Reply:
-        return Reply(status=500) if down and number > 3 else Reply()
+        return Reply(status=500) if down and number > 1 else Reply()
 
     with Endpoint(script) as endpoint:
         Path("spec.toml").write_text(ASKING.format(url=endpoint.url))
