@@ -512,7 +512,7 @@ def reference(x):
 
 def larger_blocks(messages: list[dict[str, str]]) -> str:
     source = messages[-1]["content"].split("```python\n")[1].split("```")[0]
-    return f"Larger blocks.\n\n```python\n{source.replace('64', '256')}```\n"
+    return f"Larger blocks.\n\n```python\n{source.replace('256', '512').replace('64', '256')}```\n"
 
 
 def test_a_task_made_in_python_is_searched_with_a_function_as_model(

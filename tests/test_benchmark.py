@@ -9,6 +9,7 @@ import pytest
 from evo.core.records import Verdict
 from fitness.frontend.stages import Stop
 from fitness.tasks.task import load_task
+from tests.bench_on_cpu import CpuBench, N, at, doubling
 
 pytest.importorskip("pynvml")
 
@@ -60,3 +61,21 @@ def test_rates_are_of_the_work_and_of_what_was_measured():
     assert rates(task(3e9, 1e12), CASE, GPU, 2000.0) == pytest.approx(
         {"gb_per_s": 1500.0, "of_copy_rate": 0.5, "tflop_per_s": 500.0, "of_matmul_rate": 1.0}
     )
+
+
+@pytest.mark.parametrize("reference", ["reference = 'seed'", "def reference(x):\n    return x * 2"])
+def test_a_kernel_that_builds_on_the_range_of_its_inputs_is_right_on_them_alone(monkeypatch, tmp_path, reference):
+    narrow = 'torch.rand(case.axes["N"], generator=generator, device=generator.device)'
+    bench = CpuBench(monkeypatch, tmp_path, doubling(40.0), draw=narrow, reference=reference)
+
+    def clipped(x: int, y: int, n: int) -> float:
+        at(y, n)[:] = 2 * at(x, n).clip(0, 1)
+        return 30.0
+
+    assert bench.evaluate(clipped).verdict is Verdict.OK
+    found = bench.bench.elsewhere(clipped, "s")
+    assert {case: report.verdict for case, report in found.items()} == dict.fromkeys(N, Verdict.WRONG)
+    assert "output is wrong" in found["one"].message
+    right = bench.bench.elsewhere(doubling(30.0), "s")
+    assert {case: report.verdict for case, report in right.items()} == dict.fromkeys(N, Verdict.OK)
+    assert bench.evaluate(doubling(30.0)).verdict is Verdict.OK  # the baseline is as it was

@@ -266,6 +266,9 @@ class CpuRunner:
             eager_check.compare_answer(self.task, c, 1, a, folder, "cpu") for c, a in zip(cases, answers, strict=True)
         ]
 
+    def elsewhere(self, bundle, *, seed):
+        return self.found_elsewhere
+
     def idle(self):
         return nullcontext()
 
@@ -440,6 +443,42 @@ def test_without_the_tool_the_check_is_not_run(task, tmp_path):
     finding = sanitize("memcheck", task.folder, LaunchBundle({}, {}, {}), [], seed="s", folder=tmp_path, gpu="")
     assert finding.problem == "compute-sanitizer is not installed"
     assert certify._sanitized(finding) == Evidence("memcheck", "not run", "compute-sanitizer is not installed")
+
+
+@pytest.mark.parametrize(
+    ("found", "outcomes"),
+    [
+        (
+            {
+                "small": Report(Verdict.OK, "done"),
+                "large": Report(Verdict.WRONG, "verify", "output is wrong"),
+                "odd": Report(Verdict.INFRASTRUCTURE, "verify", "nothing could be compared"),
+            },
+            {
+                "other values: small": ("passed", "within the budget of the seed kernel"),
+                "other values: large": ("noted", "output is wrong"),
+                "other values: odd": ("not run", "nothing could be compared"),
+            },
+        ),
+        (Report(Verdict.TIMEOUT, "verify", "not finished"), {"other values": ("not run", "not finished")}),
+    ],
+)
+def test_values_that_the_task_does_not_draw_are_tried_and_a_difference_is_noted(
+    monkeypatch, certifier, task, found, outcomes
+):
+    from fitness.gpu.runner import LaunchBundle
+
+    def full(stress: bool) -> Certificate:
+        mine = certifier()
+        monkeypatch.setattr(mine, "_task", dataclasses.replace(mine._task, stress=stress))
+        monkeypatch.setattr(mine, "_bundle", lambda *_: LaunchBundle({}, {}, {}))
+        monkeypatch.setattr(mine._runner, "found_elsewhere", found, raising=False)
+        return mine.full(RIGHT, seed="s")
+
+    certificate = full(stress=False)
+    assert certificate.verdict is Verdict.OK
+    assert {c.what: (c.outcome, c.detail) for c in certificate.checks if "other values" in c.what} == outcomes
+    assert not any("other values" in c.what for c in full(stress=True).checks)  # stressed inputs are verified anyway
 
 
 def test_the_tools_of_a_full_certificate_start_at_once(monkeypatch, tmp_path, certifier):

@@ -25,7 +25,11 @@ _STRESSED = (
     "{scales}, negative in one argument and positive in the next (the mean is about three times the deviation). Each "
     "time the tolerance is computed anew for these inputs, as above."
 )
-_AS_DRAWN = "Inputs are drawn as described, with other random numbers each time; no others are tried."
+_AS_DRAWN = (
+    "Inputs are drawn as described, with other random numbers each time. Do not build on their range or distribution: "
+    "a certificate also says whether the kernel computes what the seed kernel does on normally distributed values."
+)
+_ALL = "Inputs are drawn as described, with other random numbers each time; no others are tried."
 
 
 def right_lines(task: Task) -> tuple[str, ...]:
@@ -43,8 +47,9 @@ def right_lines(task: Task) -> tuple[str, ...]:
     )
     if task.deterministic:
         lines.append("The same inputs give the same bits in every call: no atomic additions of floats.")
+    alone = task.seed_source is not None and not task.stress  # `fitness.certify` tries other values
     scales = " or ".join(f"{scale:g}" for scale in sorted({stress_scale(d) for d in _floating(task)}))
-    lines.append(_STRESSED.format(scales=scales) if task.stress and scales else _AS_DRAWN)
+    lines.append(_STRESSED.format(scales=scales) if task.stress and scales else _AS_DRAWN if alone else _ALL)
     return tuple(lines)
 
 

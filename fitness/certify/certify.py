@@ -4,9 +4,10 @@ Recorded plans are verified and timed; a certificate shows that the Python they 
 Inputs come from the runner (which does nothing else meanwhile) as files, and outputs go back as files.  The runner
 compares them: within the oracle's budget, and to the bit with the plan if the task is deterministic.
 
-`quick` takes the task's cases.  `full` adds sizes that are not the task's, times of the eager calls, and
-compute-sanitizer.  Every candidate is compared with the seed.  If the seed's own Python cannot run like this, the
-machine or the task is at fault.  A size that the seed cannot handle is not asked of a candidate.
+`quick` takes the task's cases.  `full` adds sizes that are not the task's, times of the eager calls,
+compute-sanitizer, and values that a task without stressed inputs does not draw.  Every candidate is compared with the
+seed.  If the seed's own Python cannot run like this, the machine or the task is at fault.  A size that the seed cannot
+handle is not asked of a candidate.
 
 Without a seed kernel, a kernel of evo's own shows whether the machine can run Triton like this.  The sizes are those at
 which the reference works.
@@ -42,6 +43,7 @@ from fitness.tasks.task import Task
 # Limits of the eager process: a CUDA context, a C compiler for Triton's launchers, the kernels, gigabytes of tensors.
 LIMITS = Limits(wall_s=120.0, cpu_s=240, memory_bytes=32 << 30, file_bytes=16 << 30)
 DEVICE = "cuda"
+ELSEWHERE = "other values"
 SAMPLES = 30  # eager calls that are timed.
 MOST_UNSEEN = 4  # sizes that are derived from a task's own.
 # Shows that this machine can run Triton's kernels as `python` does, if a task has no seed kernel.
@@ -135,6 +137,7 @@ class Certifier:
                 return sanitize(tool, self._task.folder, bundle, small, seed=seed, folder=folder, gpu=self._gpu)
 
             checks += map(_sanitized, pool.map(run, TOOLS))  # their processes start at once, and take turns on the GPU
+        checks += self._elsewhere(bundle, seed)
         bad = next((check for check in checks if check.outcome == "failed"), None)
         verdict, message = (Verdict.OK, "") if bad is None else (Verdict.RUNTIME_ERROR, f"{bad.what}: {bad.detail}")
         return dataclasses.replace(certificate, verdict=verdict, message=message, checks=tuple(checks))
@@ -193,6 +196,21 @@ class Certifier:
             ]
             self._unseen = allowed, left_out
         return self._unseen
+
+    def _elsewhere(self, bundle: LaunchBundle, seed: str) -> list[Evidence]:
+        """Returns how the plans do on values that the task does not draw.
+
+        Only the seed kernel says what is right there, and its arguments may have to fit together.  So a difference is
+        noted, and fails nobody.
+        """
+        if self._task.seed_source is None or self._task.stress:
+            return []
+        names = {case.name for case in self._task.cases}
+        own = dataclasses.replace(bundle, plans={name: plan for name, plan in bundle.plans.items() if name in names})
+        found = self._runner.elsewhere(own, seed=seed)
+        if isinstance(found, Report):
+            return [Evidence(ELSEWHERE, "not run", found.message)]
+        return [_noted(case, report) for case, report in found.items()]
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -314,6 +332,12 @@ def _compared(case: Case, match: Match, answer: Mapping[str, Any]) -> Evidence:
     if samples:
         figures |= {"eager_us": statistics.median(samples), "samples": float(len(samples))}
     return Evidence(_name(case), "passed", f"{how}, arguments not modified", figures)
+
+
+def _noted(case: str, report: Report) -> Evidence:
+    """Returns the evidence of a case on values that the task does not draw."""
+    outcome = {Verdict.OK: "passed", Verdict.WRONG: "noted"}.get(report.verdict, "not run")
+    return Evidence(f"{ELSEWHERE}: {case}", outcome, report.message or "within the budget of the seed kernel")
 
 
 def _sanitized(finding: SanitizerFinding) -> Evidence:

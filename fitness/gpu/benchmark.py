@@ -105,17 +105,33 @@ class Benchmark:
         self.programs.seed = chosen = self._load(seed)
         choices = dict(kernel.choices) or {name: chosen.choices[name] for name in kernel.plans}
         loaded = Loaded(replace(kernel, choices=choices))
-        key, found = oracle.key_of(other_inputs.SEED), {}
-        for case in (c for c in self.task.cases if c.name in kernel.plans):
+        found = self._by_case(loaded, oracle.key_of(other_inputs.SEED), other)
+        loaded.close()
+        self._start_over()
+        return found
+
+    def elsewhere(self, bundle: LaunchBundle, seed: str) -> dict[str, Report]:
+        """Verifies a candidate, case by case, on values that the task does not draw, keyed by `seed`.
+
+        The seed kernel says what is right.
+        """
+        loaded = self._load(bundle)
+        try:
+            return self._by_case(loaded, oracle.key_of(seed), other=True)
+        finally:
+            loaded.close()
+
+    def _by_case(self, loaded: Loaded, key: int, other: bool) -> dict[str, Report]:
+        """Verifies each case of the task that there is a plan of by itself; other: on values that it does not draw."""
+        found = {}
+        for case in (c for c in self.task.cases if c.name in loaded.bundle.plans):
             programs = Programs(other_inputs.single_case(self.task, case, other), self.device)
-            programs.seed, summary = chosen, VerificationSummary()
+            programs.seed, summary = self.programs.seed, VerificationSummary()
             try:
                 Verifier(programs).verified(loaded, case, key, summary, prove=False)
                 found[case.name] = Report(Verdict.OK, "done", check=summary.check())
             except Stop as stop:
                 found[case.name] = Report(stop.verdict, stop.stage, stop.message)
-        loaded.close()
-        self._start_over()
         return found
 
     def baselines(self, bundle: LaunchBundle) -> list[Baseline]:

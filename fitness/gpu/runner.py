@@ -195,6 +195,14 @@ class Runner:
                 for c, r in self.beside(task, seed, replace(kernel, plans=plans), other).items()
             }
 
+    def elsewhere(self, bundle: LaunchBundle, *, seed: str) -> Mapping[str, Report] | Report:
+        """Verifies a candidate beside the seed kernel on values that the task does not draw; by case.
+
+        seed: keys them.  Returns a Report if that failed as a whole.
+        """
+        with self._lock:
+            return self._ask("elsewhere", bundle, seed, wall_s=START_S)  # type: ignore[no-any-return]
+
     def baselines(self, task: str | os.PathLike[str], bundle: LaunchBundle) -> list[Baseline] | Report:
         """Returns PyTorch's times beside those of the seed kernel of another task; a Report if that fails."""
         with self._lock:

@@ -106,7 +106,8 @@ def answered(bench: Benchmark, kind: str, request: list[Any]) -> Any:
     """Returns the answer to one request; any error becomes a Report with a verdict: this is a process's boundary."""
     kinds = {
         "prepare": bench.prepare, "look": bench.look, "evaluate": bench.evaluate, "verify": bench.verify,
-        "draw": bench.draw, "compare": bench.compare, "baselines": bench.baselines, "beside": bench.beside,
+        "draw": bench.draw, "compare": bench.compare, "elsewhere": bench.elsewhere, "beside": bench.beside,
+        "baselines": bench.baselines,
     }  # fmt: skip
     try:
         answer = kinds[kind](*request)  # type: ignore[operator]
