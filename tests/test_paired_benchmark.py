@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -335,6 +336,31 @@ def test_results_kept_where_nobody_looks_are_of_no_use(made, us, deterministic, 
     assert lab.evaluate(doubling(us)).timings[0].ratio == pytest.approx(1)
 
 
+@pytest.mark.parametrize("cheats", [False, True])
+def test_a_host_that_is_late_is_no_reason_to_refuse_a_kernel(made, cheats):
+    """It adds its delay to a sample that is taken alone, unless the device is busy for as long before it."""
+    lab, (fill_us, late_us) = made(SHORT if cheats else 20 * SHORT), (25.0, 200.0)  # a delay is little to a long seed
+    timer, fills = lab.bench.timer, 0
+    evict, once = timer.evict, timer.once
+
+    def filling() -> None:
+        nonlocal fills
+        fills += 1
+        evict()
+
+    def late(graph: Any, before: Callable[[], None]) -> float:
+        nonlocal fills
+        fills = 0
+        us = once(graph, before)
+        return us + max(0.0, late_us - fill_us * fills)
+
+    timer.evict, timer.once = filling, late
+    kernel = Memo(SHORT) if cheats else doubling(SHORT)
+    with pytest.raises(Stop, match="times as long on inputs") if cheats else nullcontext():
+        assert lab.evaluate(kernel).verdict is Verdict.OK
+    assert fills > 2
+
+
 @pytest.mark.parametrize("us", [SHORT, LONG])
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_where_the_seed_is_the_reference_it_is_the_same(made, us, deterministic):
@@ -409,10 +435,10 @@ def test_a_sample_on_new_inputs_that_is_disturbed_is_taken_again(made, us):
     lab = made(us)
     samples, alone = [], lab.bench.timer.alone
 
-    def disturbed(program: Any, count: int) -> list[float]:
+    def disturbed(program: Any, count: int, ahead: int = 1) -> list[float]:
         is_first = count == 1 and program not in lab.bench.programs._of_seed.values()
         samples.extend([program] * is_first)
-        return [us * (5 if is_first and len(samples) % 4 else 1) for us in alone(program, count)]
+        return [us * (5 if is_first and len(samples) % 4 else 1) for us in alone(program, count, ahead)]
 
     lab.bench.timer.alone = disturbed
     assert lab.evaluate(doubling(us / 2)).timings[0].ratio == pytest.approx(2)
@@ -426,7 +452,9 @@ def test_what_makes_the_seed_as_slow_on_new_inputs_is_nobodys_memo(made, us):
     lab = made(us)
     alone = lab.bench.timer.alone
     firsts = (1, paired.SEED_SAMPLES)
-    lab.bench.timer.alone = lambda program, count: [us * (3 if count in firsts else 1) for us in alone(program, count)]
+    lab.bench.timer.alone = lambda program, count, ahead=1: [
+        us * (3 if count in firsts else 1) for us in alone(program, count, ahead)
+    ]
     assert lab.evaluate(doubling(us / 2)).timings[0].ratio == pytest.approx(2)
 
 
@@ -556,8 +584,8 @@ def test_one_disturbed_sample_of_the_seed_excuses_no_memo(made, us):
     lab = made(us)
     alone = lab.bench.timer.alone
 
-    def disturbed(program: Any, count: int) -> list[float]:
-        times = alone(program, count)
+    def disturbed(program: Any, count: int, ahead: int = 1) -> list[float]:
+        times = alone(program, count, ahead)
         return [10 * times[0], *times[1:]] if program in lab.bench.programs._of_seed.values() else times
 
     lab.bench.timer.alone = disturbed

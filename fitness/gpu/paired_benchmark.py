@@ -37,6 +37,7 @@ SWAPS = 4  # copies that may be given other arguments just before they run.
 # It took longer than when it was timed, each time, on inputs that it was not executed on before.
 NEW, NEW_SAMPLES, SEED_SAMPLES = 1.1, 8, 3
 NEW_US = 5.0  # of a sample, and at least this much: what comes before it may add a constant to a first one.
+NEW_AHEAD = 20  # fills of the caches before a sample that is taken again, about 0.5 ms: a busy host is late.
 
 # A sample should last this long: `timing.RESOLUTION_US` is then at most a percent of it, from 2 us a launch on.
 SAMPLE_US, MAX_COPIES = 100.0, 64
@@ -88,12 +89,15 @@ class PairedBenchmark:
         self._check_new(found, first_us)
         return found
 
-    def _first_us(self) -> tuple[float, float]:
-        """Returns microseconds of candidate and baseline on inputs that the candidate was not executed on yet."""
+    def _first_us(self, ahead: int = 1) -> tuple[float, float]:
+        """Returns microseconds of candidate and baseline on inputs that the candidate was not executed on yet.
+
+        ahead: see `Timer.alone`; the same for both, or a late host would excuse the candidate.
+        """
         # One disturbed sample of the seed would excuse the candidate.
-        baseline_us = min(self.timer.alone(self.baseline, SEED_SAMPLES))
+        baseline_us = min(self.timer.alone(self.baseline, SEED_SAMPLES, ahead))
         self.baseline.reset()
-        (own_us,) = self.timer.alone(self.program, 1)
+        (own_us,) = self.timer.alone(self.program, 1, ahead)
         return own_us, baseline_us
 
     def _take_outputs(self) -> None:
@@ -195,7 +199,8 @@ class PairedBenchmark:
     def _check_new(self, found: PairedBlock, first_us: tuple[float, float]) -> None:
         """Checks that the program is not slower on inputs that it was not executed on before, else it kept results.
 
-        One sample may be disturbed, so it is taken again, on other inputs.  Each is compared with the baseline's.
+        One sample may be disturbed, so it is taken again, on other inputs and with the host far ahead.  Each is
+        compared with the baseline's.
         Raises Stop(REJECTED).
         """
         seed_us = statistics.median(found.baseline_us) * found.drift
@@ -203,7 +208,7 @@ class PairedBenchmark:
         for sample in range(NEW_SAMPLES):
             if sample:
                 paired = paired._anew()
-                first_us = paired._first_us()
+                first_us = paired._first_us(NEW_AHEAD)
                 paired._compare_copies(range(self.program.copies))
             usual_us = statistics.median(found.own_us) * max(first_us[1] / seed_us, 1.0)
             quotient = min(quotient, first_us[0] / usual_us)

@@ -90,12 +90,17 @@ class Timer:
         """Returns the least microseconds of one execution of the plan."""
         return max(min(self.alone(program, samples)), 1e-3)
 
-    def alone(self, program: Program | BaselineCall, samples: int) -> list[float]:
-        """Returns microseconds of one execution each time, with nothing else in between."""
+    def alone(self, program: Program | BaselineCall, samples: int, ahead: int = 1) -> list[float]:
+        """Returns microseconds of one execution each time, with nothing else in between.
+
+        ahead: how often caches are filled once more, so that the host gets ahead of the device meanwhile, as in paired
+        timing.  A host that does not adds its delay to the sample.
+        """
 
         def before() -> None:
             self.cold(program)
-            self.evict()  # once more: the host gets ahead of the device meanwhile, as in paired timing
+            for _ in range(ahead):
+                self.evict()
 
         return [self.once(program, before) / program.copies for _ in range(samples)]
 
