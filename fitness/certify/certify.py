@@ -201,7 +201,7 @@ class Certifier:
         """Returns how the plans do on values that the task does not draw.
 
         Only the seed kernel says what is right there, and its arguments may have to fit together.  So a difference is
-        noted, and fails nobody.
+        noted, and does not fail the certificate.
         """
         if self._task.seed_source is None or self._task.stress:
             return []
