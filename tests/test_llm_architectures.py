@@ -10,6 +10,7 @@ import pytest
 from fitness.frontend import compile
 from fitness.frontend.compile import job
 from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
+from fitness.sandbox.jobs import JobError
 from operators.llm.architectures import ARCHITECTURES, HOPPER, arch_facts
 
 SOURCE = """import triton
@@ -49,6 +50,22 @@ def promoted(a, b, c, K, STEPS: tl.constexpr):
         a += 64
         b += 64 * 4096
     tl.store(c + m[:, None] * 128 + n[None, :], acc)
+
+@triton.jit
+def tiles(a, b, c, K, N, TMA: tl.constexpr, FLAT: tl.constexpr, INNER: tl.constexpr, OUTER: tl.constexpr):
+    k = tl.arange(0, 64)
+    da = tl.make_tensor_descriptor(a, shape=[N, K], strides=[K, 1], block_shape=[128, 64])
+    db = tl.make_tensor_descriptor(b, shape=[N, K], strides=[K, 1], block_shape=[128, 64])
+    for t in tl.range(tl.program_id(0), N // 128, tl.num_programs(0), flatten=FLAT, warp_specialize=OUTER):
+        i = t * 128 + tl.arange(0, 128)
+        acc = tl.zeros((128, 128), tl.float32)
+        for j in tl.range(0, K, 64, warp_specialize=INNER):
+            if TMA:
+                x, y = da.load([t * 128, j]), db.load([t * 128, j])
+            else:
+                x, y = tl.load(a + i[:, None] * K + j + k[None, :]), tl.load(b + i[:, None] * K + j + k[None, :])
+            acc = tl.dot(x, y.T, acc)
+        tl.store(c + i[:, None] * 128 + tl.arange(0, 128)[None, :], acc)
 
 @triton.jit
 def total(x, y, n, STAGES: tl.constexpr, B: tl.constexpr):
@@ -154,6 +171,21 @@ def test_an_operand_that_is_computed_takes_another_path(dot):
 def test_precision_decides_about_tensor_cores(dot):
     once, three, none = (dot("float32", precision=p)["wgmma"] for p in ("tf32", "tf32x3", "ieee"))
     assert three == 3 * once and none == 0 and dot("float32", precision="ieee")["mma_sync"] == 0
+
+
+def test_only_the_loop_over_k_with_descriptors_and_four_warps_is_specialized(compiled):
+    def tiled(warps=4, options=(), **switches):
+        args = {"a": tensor(0, "float16"), "b": tensor(1, "float16"), "c": tensor(2), "K": 4096, "N": 4096}
+        args |= {"TMA": True, "FLAT": False, "INNER": False, "OUTER": False, **switches}
+        return compiled("tiles", Frozen(args), Frozen({"num_warps": warps, "num_stages": 3, **dict(options)}))
+
+    assert tiled(INNER=True)["num_warps"] == 12
+    for unchanged in (tiled(), tiled(FLAT=True), tiled(FLAT=True, OUTER=True), tiled(FLAT=True, TMA=False)):
+        assert unchanged["num_warps"] == 4 and unchanged["ptx_features"]["wgmma"]
+    assert tiled(8, INNER=True)["num_warps"] == 8
+    with pytest.raises(JobError, match="PassManager::run failed"):
+        tiled(INNER=True, TMA=False)
+    assert tiled(options=(("num_ctas", 2),))["num_warps"] == 4
 
 
 def test_loops_without_a_product_are_pipelined_by_range_alone(compiled):

@@ -23,6 +23,7 @@ OF_FOLDER: dict[str, Callable[[Path], Figures]] = {
     "tritonbench-g": suites.tritonbench_g,
     "kernelbench-level1": suites.kernelbench_level1,
     "kernelbench-claude": suites.kernelbench_claude,
+    "tritonbench-claude": suites.tritonbench_claude,
     "h200-structural": searches.structural,
     "h200-claude": searches.with_a_model,
     "h200-claude-24": searches.with_a_model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import statistics
@@ -277,3 +278,58 @@ def _levels(levels: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
             [times(stats.geometric_mean([p["first"] for p in ps])) for ps in levels.values()]),
     ]  # fmt: skip
     return table(("over `torch.compile`", *(f"level {level} ({len(ps)})" for level, ps in levels.items())), rows)
+
+
+# --- TritonBench-G, by a language model -------------------------------------------------------------------------------
+
+FIRST = "evolve"  # the variant that others are compared with
+AFTER = (1, 2, 4, 8, 12)  # answers
+
+
+def tritonbench_claude(folder: Path) -> Figures:
+    """Returns what variants of a search made of a model's answers, from one row an evaluated answer."""
+    with (folder / "answers.csv").open(encoding="utf-8", newline="") as file:
+        rows: Rows = list(csv.DictReader(file))
+    answers: dict[str, dict[str, Rows]] = defaultdict(lambda: defaultdict(list))  # kernel -> variant -> in order
+    for row in rows:
+        answers[row["kernel"]][row["variant"]].append(row)
+    variants = sorted({row["variant"] for row in rows}, key=lambda name: (name != FIRST, name))
+    right = [row for row in rows if row["verdict"] == "ok"]
+    return {
+        "kernels": str(len(answers)),
+        "answers": str(len(rows)),
+        "right": share(len(right), len(rows)),
+        "table": _of_kernels(answers, variants),
+        "after": _after(answers, variants),
+    }
+
+
+def _best(rows: Rows, count: int | None = None) -> float:
+    """Returns the greatest speedup of the first `count` answers; 1 if none is faster than the seed kernel."""
+    return max((float(row["speedup"]) for row in rows[:count] if row["verdict"] == "ok"), default=1.0)
+
+
+def _of_kernels(answers: Mapping[str, Mapping[str, Rows]], variants: Sequence[str]) -> str:
+    rows = []
+    for kernel, by_variant in answers.items():
+        right = [row for of in by_variant.values() for row in of if row["verdict"] == "ok"]
+        best = max(right, key=lambda row: float(row["speedup"]))
+        us, least = (best[name].split(";") for name in ("us", "attainable_us"))
+        shares = (f"{100 * float(a) / float(b):.0f} %" if a else "?" for a, b in zip(least, us, strict=True))
+        found = (f"{max(_best(by_variant[name]), 1.0):.2f} ({len(by_variant[name])})" for name in variants)
+        rows.append((kernel, best["seed_us"].replace(";", ", "), ", ".join(us), ", ".join(shares), *found))
+    return table(("kernel", "seed, µs", "best, µs", "of attainable", *variants), rows)
+
+
+def _after(answers: Mapping[str, Mapping[str, Rows]], variants: Sequence[str]) -> str:
+    """Returns a row for each number of answers and other variant: both over the kernels at which each has so many."""
+    rows = []
+    for count in AFTER:
+        for other in (name for name in variants if name != FIRST):
+            both = [by for by in answers.values() if min(len(by[FIRST]), len(by[other])) >= count]
+            if not both:
+                continue
+            ours, theirs = ([max(_best(by[name], count), 1.0) for by in both] for name in (FIRST, other))
+            ratio = geometric([a / b for a, b in zip(ours, theirs, strict=True)])
+            rows.append((str(count), other, str(len(both)), geometric(ours), geometric(theirs), ratio))
+    return table(("answers", "beside", "kernels", FIRST, "the other", f"{FIRST} over it"), rows)

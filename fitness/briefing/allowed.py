@@ -36,7 +36,8 @@ def allowed() -> tuple[str, ...]:
         f"Launch options: {options}; `num_stages` up to {MOST_STAGES}. `launch_pdl` is accepted without effect: "
         "launches of a call do not overlap.",
         f"`@triton.autotune` with up to {CONFIGURATIONS} configurations a launch: the best is chosen before anything "
-        "is timed. One that needs more shared memory or registers than there are is left out; any other that does not "
+        "is timed, one of a kernel for all sizes that launch it, so sizes that want different ones need a kernel each. "
+        "One that needs more shared memory or registers than there are is left out; any other that does not "
         "compile fails the kernel. The list may be a comprehension.",
         'A grid is a tuple, or a function of the configuration: `lambda meta: (triton.cdiv(n, meta["BLOCK"]),)`. On '
         "the host, `triton.cdiv`, `triton.next_power_of_2`, `min`, `max` and arithmetic on plain numbers work. "

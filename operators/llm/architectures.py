@@ -70,6 +70,13 @@ HOPPER = (
         "triton/language/core.py of Triton 3.8.0: make_tensor_descriptor",
     ),
     ArchFact(
+        "`tl.range(..., warp_specialize=True)` works on the loop over K alone, with loads by descriptors and "
+        "`num_warps=4`: other warps then load (384 threads a program). With 8 warps, or on the loop over tiles, it "
+        "changes nothing; with loads by pointers it does not compile. `tl.range(..., flatten=True)` on the loop over "
+        "tiles compiles with both. `num_ctas=2` compiles, without multicast.",
+        _COMPILED + ", with Triton 3.6.0 too",
+    ),
+    ArchFact(
         "Tensor cores truncate where they add, so one accumulator over thousands of products loses digits that float32 "
         "has. For a tolerance near float32's, add partial sums outside: some steps of `t = tl.dot(a, b, t)` from zero, "
         "then `acc += t`. One step alone, `acc += tl.dot(a, b)`, is folded into the accumulator.",

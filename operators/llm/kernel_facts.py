@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from evo.core.records import Build
+from evo.core.records import Build, Timing
 from operators.base import Parent
 from operators.genes import config_calls
 from operators.llm.base import TaskFacts
@@ -43,7 +43,7 @@ def speeds(parent: Parent, task: TaskFacts) -> Speeds | None:
                 "size": timing.case,
                 "µs": f"{us:.4g}",
                 f"{task.baseline}, µs": f"{before:.4g}" if parent.index else "",
-                "speedup": f"{timing.ratio:.3g}" if parent.index else "",
+                "speedup": _ratio(timing) if parent.index else "",
                 "GB/s": _rate(work, "bytes", us, 1e3),
                 "TFLOP/s": _rate(work, "flops", us, 1e6),
                 "roofline, µs": f"{least_us:.4g}" if least_us else "",
@@ -53,6 +53,12 @@ def speeds(parent: Parent, task: TaskFacts) -> Speeds | None:
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
     cells = tuple(tuple(row[name] for name in columns) for row in rows)
     return Speeds(tuple(columns), cells, any(t.estimated for t in parent.timings))
+
+
+def _ratio(timing: Timing) -> str:
+    """Returns a speedup, with its 95 % interval if it was measured."""
+    low, high = timing.ci95
+    return f"{timing.ratio:.3g}" + ("" if timing.estimated else f" [{low:.3g}, {high:.3g}]")
 
 
 def _rate(work: Mapping[str, float], name: str, us: float, unit: float) -> str:
