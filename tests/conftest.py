@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,13 @@ def warm_zygotes() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def evaluators() -> Iterator[Callable]:
+def of_seeds() -> dict[str, Any]:
+    """By task that `evaluators` was asked for, the evaluation of its seed kernel that prepared the evaluator."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def evaluators(of_seeds: dict[str, Any]) -> Iterator[Callable]:
     """`evaluators(task_name, use_gate=True, cpu_s=30)`: a prepared CpuEvaluator, kept for the session.
 
     What is asked of one holds until it is asked for again: to prepare another would take seconds.
@@ -63,7 +70,7 @@ def evaluators() -> Iterator[Callable]:
     def get(name: str, *, use_gate: bool = True, cpu_s: int = 30) -> CpuEvaluator:
         if name not in made:
             made[name] = CpuEvaluator(load_task(name), get_target("sm_90"), zygote=zygote)
-            made[name].prepare()
+            of_seeds[name] = made[name].prepare()
         front_end, backend = made[name]._front_end, made[name]._backend
         front_end.use_gate = use_gate
         front_end.limits = backend.limits = Limits(cpu_s=cpu_s, wall_s=60)

@@ -7,7 +7,9 @@ process with TRITON_INTERPRET=1, arguments `task=kernel file`; prints one JSON o
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import inspect
 import json
 import sys
 import time
@@ -36,14 +38,29 @@ class OneConfig:
 
 
 def mend_interpreter() -> None:
-    """Triton 3.6 takes int() of arrays with one element as loop bounds, which NumPy 2.4 refuses; 3.8 squeezes them."""
+    """Triton 3.6 takes int() of arrays with one element as loop bounds, which NumPy 2.4 refuses; 3.8 squeezes them.
+
+    And for each call of a kernel it looks for its built-in functions among all members of `triton.language`, which are
+    the same each time.
+    """
     original = interpreter._patch_lang_tensor
 
     def patch(tensor, scope):
         original(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
 
+    @functools.cache
+    def names(package):
+        return [name for name, member in inspect.getmembers(package) if triton.language.core.is_builtin(member)]
+
+    def patch_builtin(package, builder, scope):
+        for name in names(package):
+            member = getattr(package, name)
+            if triton.language.core.is_builtin(member):
+                interpreter._patch_attr(package, name, member, builder, scope)
+
     interpreter._patch_lang_tensor = patch
+    interpreter._patch_builtin = patch_builtin
 
 
 def load(path: str, chooser: OneConfig) -> ModuleType:

@@ -286,6 +286,8 @@ def _environment(home: Path, gpu: str) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
+        # Large pages, where Linux gives them on request: a fork then costs less, and a child has fewer page faults.
+        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from evo.core.records import Case
-from fitness.cuda.norms import norms
+from fitness.cuda.norms import Norms, norms
 from fitness.tasks.task import Task, run_reference
 from fitness.verify import oracle
 from fitness.verify.long_loops import costs_little
@@ -56,13 +56,26 @@ class Part:
     budget: oracle.ErrorBudget | None
 
 
+@dataclass(frozen=True)
+class _Slice:
+    """A slice of an output in float64 and at the task's precision; `size`: what `_size` says of it."""
+
+    exact: torch.Tensor
+    own: torch.Tensor
+    size: Norms | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.exact.nbytes + self.own.nbytes
+
+
 class Slices:
     """Expected values of chosen output elements.  Thread-safe."""
 
     def __init__(self, task: Task) -> None:
         """`task` must have a reference."""
         self._task = task
-        self._kept: OrderedDict[str, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
+        self._kept: OrderedDict[str, _Slice] = OrderedDict()
         self._little: dict[tuple[str, int, tuple[int, ...]], bool] = {}  # by inputs, output and length along each axis
         self._lock = threading.Lock()
 
@@ -87,21 +100,17 @@ class Slices:
         """
         axes = self.axes[output] if output < len(self.axes) else ()
         chosen = {axis.name: np.unique(at[:, axis.dim]) for axis in axes}
-        found = self._computed(case, inputs, arguments, output, axes, _padded(axes, shape, chosen, random))
-        if found is None:
+        indices = _padded(axes, shape, chosen, random)
+        found = self._computed(case, inputs, arguments, output, axes, indices)
+        if found is None or not (found.size is None or oracle.usable(found.size, found.own.dtype)):
             return None
-        exact, own, indices = found
         place = [at[:, dim] for dim in range(at.shape[1])]
         for axis in axes:
             place[axis.dim] = np.searchsorted(indices[axis.name], at[:, axis.dim])
         index = tuple(torch.from_numpy(p) for p in place)
-        compared = exact[index].reshape(-1)
-        budgets = self._budget(exact, own), self._budget(compared, own[index].reshape(-1))
-        return Part(compared, _larger(*budgets))
-
-    def _budget(self, exact: torch.Tensor, own: torch.Tensor) -> oracle.ErrorBudget | None:
-        size = norms(exact, own) if own.is_floating_point() else None
-        return oracle.budget(size, own, self._task.tolerance)
+        exact, own = found.exact[index].reshape(-1), found.own[index].reshape(-1)
+        budgets = [oracle.budget(size, own, self._task.tolerance) for size in (found.size, _size(exact, own))]
+        return Part(exact, _larger(*budgets))
 
     def _computed(
         self,
@@ -111,8 +120,8 @@ class Slices:
         output: int,
         axes: Sequence[SliceAxis],
         indices: Mapping[str, np.ndarray],
-    ) -> tuple[torch.Tensor, torch.Tensor, Mapping[str, np.ndarray]] | None:
-        """Returns the slice of the output at these indices, in float64 and at the task's precision, and the indices."""
+    ) -> _Slice | None:
+        """Returns the slice of the output at these indices, None if the reference takes too long there."""
         key = hashlib.sha256(f"{inputs}:{output}".encode())
         for axis in axes:
             key.update(indices[axis.name].tobytes() + b";")
@@ -125,13 +134,12 @@ class Slices:
                 if not self._little[inputs, output, lengths]:
                     return None
                 part = _narrowed(arguments, axes, indices)
-                _, every, at_own_precision = oracle.computed(self._task, case, inputs, [_own(a) for a in part])
-                self._keep(name, every[output].clone(), at_own_precision[output].clone())
+                part = [_copied(new) if new is old else new for new, old in zip(part, arguments, strict=True)]
+                _, every, at_own_precision = oracle.computed(self._task, case, inputs, part)
+                exact, own = every[output].clone(), at_own_precision[output].clone()
+                self._keep(name, _Slice(exact, own, _size(exact, own)))
             self._kept.move_to_end(name)
-            exact, own = self._kept[name]
-        if own.is_floating_point() and not oracle.usable(norms(exact, own), own.dtype):
-            return None
-        return exact, own, indices
+            return self._kept[name]
 
     def _costs_little(
         self, arguments: Sequence[Any], axes: Sequence[SliceAxis], indices: Mapping[str, np.ndarray]
@@ -145,10 +153,15 @@ class Slices:
             lambda: reference(*_narrowed(arguments, axes, indices)), elements=ELEMENTS, flops=FLOPS, by_values=little
         )
 
-    def _keep(self, name: str, exact: torch.Tensor, own: torch.Tensor) -> None:
-        self._kept[name] = exact, own
-        while len(self._kept) > 1 and sum(a.nbytes + b.nbytes for a, b in self._kept.values()) > KEPT_BYTES:
+    def _keep(self, name: str, part: _Slice) -> None:
+        self._kept[name] = part
+        while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > KEPT_BYTES:
             self._kept.popitem(last=False)
+
+
+def _size(exact: torch.Tensor, own: torch.Tensor) -> Norms | None:
+    """Returns how large values and the reference's own errors are; None for integers."""
+    return norms(exact, own) if own.is_floating_point() else None
 
 
 def _larger(one: oracle.ErrorBudget | None, other: oracle.ErrorBudget | None) -> oracle.ErrorBudget | None:
@@ -172,7 +185,7 @@ def _padded(
     return found
 
 
-def _own(argument: Any) -> Any:
+def _copied(argument: Any) -> Any:
     """Returns a copy that a reference may write to."""
     return argument.clone() if isinstance(argument, torch.Tensor) else argument
 
