@@ -324,7 +324,8 @@ def tuned_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tuned") / "run"
     with Endpoint(in_turn(*(Reply(text=text) for text in ANSWERS))) as endpoint:
         options = ["--gpus", "none", "--workers", "1", "--seed", "3", "--budget", str(len(ANSWERS))]
-        model = ["--model", f"m@{endpoint.url}", "--operators", "mutate"]
+        # Islands of their own, so that the second answer is about the seed kernel too, which tuning can improve.
+        model = ["--model", f"m@{endpoint.url}", "--operators", "mutate", "--islands", "3"]
         assert main(["run", TASK, "--run-dir", str(folder), *options, *model]) == 0
     return folder
 
