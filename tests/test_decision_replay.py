@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import textwrap
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from analysis.benchmarks.instant import OPERATORS, SEED_SOURCE, InstantEvaluator
 from evo.core.models import Model
 from evo.llm import queue as lane_module
 from evo.search.engine import Engine
-from evo.search.replay import DecisionReplay, Redoing
+from evo.search.replay import DecisionReplay, Redoing, _beginning
 from evo.storage.queries import RunReader
 from evo.storage.store import Store
 from tests.engine_support import ALL_OPERATORS, SlowEvaluator, create, resume, search
@@ -130,6 +131,14 @@ def test_prompts_of_a_run_with_several_versions_are_not_compared(tmp_path: Path,
     decisions = redone(tmp_path)
     assert all(d.same for d in decisions)
     assert [set(d.stored) for d in decisions if d.name == "call 1"] == [{"operator", "parents", "island"}]
+
+
+@pytest.mark.parametrize("tuned", ["", "; parameters tuned"])
+def test_notes_that_earlier_versions_cut_are_the_same(tuned: str) -> None:
+    words = "load what is read once " * 12
+    before = textwrap.shorten(words, 160, placeholder=" ...")
+    assert before.endswith(" ...") and _beginning(before + tuned) == _beginning(words.strip() + tuned) == before + tuned
+    assert _beginning("other " + words) != before and _beginning(before) != _beginning(before + "; parameters tuned")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from analysis.figures import marks, text
+from analysis.figures import marks, suites, text
 from analysis.figures.__main__ import main
 from evo.core.errors import ConfigError
 
@@ -93,3 +93,24 @@ def test_the_command_checks_without_changing(capsys: pytest.CaptureFixture[str])
 def test_shares_have_wilson_intervals() -> None:
     assert text.share(10, 11) == "91 % [62 %, 98 %]"  # Wilson: (0.6226, 0.9838)
     assert text.share(0, 10) == "0 % [0 %, 28 %]"
+
+
+def test_variants_are_compared_at_equal_answers_where_both_have_so_many(tmp_path: Path) -> None:
+    rows = [
+        ("k", "evolve", "ok", 2.0), ("k", "evolve", "wrong", ""), ("k", "evolve", "ok", 8.0),
+        ("k", "other", "ok", 4.0), ("k", "other", "ok", 0.5),
+        ("l", "evolve", "ok", 0.9), ("l", "other", "rejected", ""),
+    ]  # fmt: skip
+    head = "kernel,variant,answer,operator,verdict,speedup,ci_low,ci_high,seed_us,us,attainable_us"
+    lines = [f"{k},{v},1,mutate,{verdict},{speedup},,,10;4,5;2,1;" for k, v, verdict, speedup in rows]
+    (tmp_path / "answers.csv").write_text("\n".join([head, *lines]) + "\n")
+    figures = suites.tritonbench_claude(tmp_path)
+    assert (figures["kernels"], figures["answers"]) == ("2", "7")
+    assert figures["right"].startswith("71 %")
+    after = [line.split(" | ") for line in figures["after"].splitlines()[2:]]
+    # After one answer 2 and 1 (0.9 is slower than the seed) beside 4 and 1; l has no second ones.
+    assert [(row[0], *row[1:3]) for row in after] == [("| 1", "other", "2"), ("| 2", "other", "1")]
+    assert [row[3].split(" ")[0] for row in after] == ["1.41×", "2.00×"]
+    assert [row[4].split(" ")[0] for row in after] == ["2.00×", "4.00×"]
+    assert [row[5].split(" ")[0] for row in after] == ["0.71×", "0.50×"]
+    assert figures["table"].splitlines()[2] == "| k | 10, 4 | 5, 2 | 20 %, ? | 8.00 (3) | 4.00 (2) |"

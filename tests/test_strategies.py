@@ -52,11 +52,13 @@ def test_the_seed_is_a_parent_until_a_kernel_of_the_island_is_faster_in_every_ca
     seed, worse = {"a": 1.0, "b": 1.0}, {"a": 3.0, "b": 0.99}
     trials = [ok_trial(0, operator="seed", per_case=seed), ok_trial(1, 2.0, per_case=worse)]
     better = ok_trial(2, 1.1, per_case={"a": 1.1, "b": 1.1})
-    assert indices(told(Evolve, trials, islands=2, archive_share=0.0), 1) == {0, 1}
-    strategy = told(Evolve, [*trials, better], islands=2, archive_share=1.0)
+    settings = {"islands": 2, "drops_seed": True}
+    assert indices(told(Evolve, trials, **settings, archive_share=0.0), 1) == {0, 1}
+    strategy = told(Evolve, [*trials, better], **settings, archive_share=1.0)
     assert indices(strategy, 2) == {1, 2}  # nor does it come back from the archive
-    elsewhere = told(Evolve, [*trials, better], islands=2, archive_share=0.0)
+    elsewhere = told(Evolve, [*trials, better], **settings, archive_share=0.0)
     assert indices(elsewhere, 1, island=1) == {0} and 0 in indices(elsewhere, 2, wide=True)
+    assert 0 in indices(told(Evolve, [*trials, better], islands=2), 2)  # a run of an earlier version
 
 
 def test_islands_without_a_seed_kernel_start_from_the_first_right_one() -> None:
@@ -78,7 +80,7 @@ def test_champions_migrate_around_the_ring() -> None:
     trials = [ok_trial(0, operator="seed"), failed_trial(1), ok_trial(2, 3.0, island=2), ok_trial(3, 2.0, island=0)]
     strategy = told(Evolve, trials, islands=3, migrate_every=4)
     assert isinstance(strategy, Evolve)
-    assert [{e.index for e in island} for island in strategy.islands] == [{2, 3}, {3}, {2}]
+    assert [{e.index for e in island} for island in strategy.islands] == [{0, 2, 3}, {0, 3}, {0, 2}]
 
 
 def test_islands_stay_bounded_and_keep_their_best() -> None:

@@ -69,6 +69,7 @@ SETTINGS = (
     "tune_budget",
     "redrafts",
     "frozen_parents",
+    "drops_seed",
     "surrogate",
     "progressive",
     "archive_share",
@@ -149,6 +150,7 @@ class Spec:
             allow_delegation=self.allow_delegation,
             redrafts=REDRAFTS,
             frozen_parents=True,
+            drops_seed=True,
             surrogate=True,
             progressive=True,
             triton=triton_version() if self.models else "",
@@ -423,6 +425,8 @@ def _without_kernel(config: RunConfig, baseline: str | None) -> RunConfig:
 # Settings that may differ between the machines that continue a run: the task's folder (its hash counts), the devices
 # that evaluate, and the version of Triton that prompts are written for, which versions say too.
 _OF_MACHINE = ("task", "gpus", "ray_address", "triton")
+# Runs of earlier versions lack later settings: these do then what was done before.
+_BEFORE = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
 _OF_DEVICE = ("device", "screen_budget", "surrogate")  # open until something is evaluated
 
 
@@ -616,7 +620,7 @@ def _check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -
 def _variants(frozen: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the variants with the settings that count, in their order."""
     try:
-        return {name: _comparable(settings) for name, settings in frozen["variants"].items()}
+        return {name: _comparable({**_BEFORE, **settings}) for name, settings in frozen["variants"].items()}
     except (KeyError, TypeError, AttributeError):  # of another version
         return dict(frozen["variants"])
 

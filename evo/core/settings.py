@@ -82,6 +82,7 @@ class RunConfig:
         0  # most drafts dropped for one proposal because an earlier candidate has their machine code; serial runs
     )
     frozen_parents: bool = False  # rules change a parent with its chosen autotune configurations alone
+    drops_seed: bool = False  # an island whose kernel is faster in every case makes no children of the seed any more
     surrogate: bool = False  # on a GPU, `params` moves genes as the run's own measurements suggest
     progressive: bool = False  # what rules made ends at a first look if it is too slow to be a parent or the best
     tune_budget: int = 12  # most settings of its parameters that an answer of a model is screened in, on a GPU too

@@ -123,6 +123,7 @@ def read_settings(task: AnyTask, settings: Settings, *, proposes: bool = True) -
         screen_budget=RunConfig.screen_budget if screen_budget is None else screen_budget,
         redrafts=REDRAFTS,
         frozen_parents=True,
+        drops_seed=True,
         surrogate=True,
         progressive=settings.get("progressive", True),
     )

@@ -9,6 +9,7 @@ evaluations, screenings and profiles come from the store; nothing is asked or ev
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from evo.core import versions
 from evo.core.records import Candidate, Evaluation, OperatorRef, Profile, Proposal, Trial, bar_to_json
 from evo.llm.prompt_scheduler import PromptScheduler
 from evo.search.archive import Archive
-from evo.search.scheduler import Scheduler
+from evo.search.scheduler import TUNED, Scheduler
 from evo.search.strategies import strategy_of
 from evo.storage.model_calls import Question, StoredCall, stored_calls
 from evo.storage.queries import RunReader
@@ -25,6 +26,7 @@ from evo.storage.store import NEW_VERSIONS
 from operators.base import Operator
 from operators.llm.base import LlmContext, LlmOperator
 
+NOTE_BEFORE = 160  # characters of a note that earlier versions kept
 PROMPT = "prompt"  # the key of a question's prompt among what is compared
 
 
@@ -196,6 +198,12 @@ class Redoing:
         return self._run.profiles([p for p in parents if p in self._known])
 
 
+def _beginning(note: str) -> str:
+    """Returns what earlier versions kept of a note: 160 characters, and after them that parameters were tuned."""
+    kept = textwrap.shorten(note.removesuffix(TUNED), NOTE_BEFORE, placeholder=" ...")
+    return kept + TUNED if note.endswith(TUNED) else kept
+
+
 def _of_proposal(proposal: Proposal, evaluation: Evaluation | None = None) -> dict[str, Any]:
     """Returns what is compared of a proposal, with the evaluation if that follows from the answer alone."""
     p = proposal
@@ -205,7 +213,7 @@ def _of_proposal(proposal: Proposal, evaluation: Evaluation | None = None) -> di
         "island": p.island,
         "candidate": p.candidate.id,
         "seed": p.seed,
-        "note": p.note,
+        "note": _beginning(p.note),
         "cost": dict(p.cost),
         "bar": bar_to_json(p.bar),
         "verdict": f"{evaluation.verdict}: {evaluation.message}" if evaluation else "",

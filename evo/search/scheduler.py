@@ -30,6 +30,7 @@ ATTEMPTS = 48
 SCREENED_ATTEMPTS = 4
 # Says whether a source does the same work on the device as a plan with one of these hashes.
 IsDuplicate = Callable[[str, Container[str]], bool]
+TUNED = "; parameters tuned"  # at the end of a note
 # Parents to choose two from that complement each other.  Few, so that it is not always the same two.
 POOL = 4
 # Verdicts that another try may not give.
@@ -199,7 +200,7 @@ class Scheduler:
         tuned = dataclasses.replace(
             proposal,
             candidate=candidate if changed else proposal.candidate,
-            note=f"{proposal.note}; parameters tuned" if changed else proposal.note,
+            note=proposal.note + TUNED if changed else proposal.note,
             cost={**proposal.cost, **cost, "tuned": float(changed)},
         )
         return dataclasses.replace(made, proposal=tuned, answered=source if changed else None)

@@ -116,6 +116,7 @@ class Evolve(Strategy):
         self._archive = archive
         self._capacity = config.population
         self._migrate_every = config.migrate_every
+        self._drops_seed = config.drops_seed
         self._archive_share = config.archive_share
         self._price = partial(price, budget=config.budget, max_tokens=config.max_tokens, max_usd=config.max_usd)
         self._finished = 0
@@ -142,7 +143,7 @@ class Evolve(Strategy):
         if any(other.index == elite.index for other in population):
             return
         population.append(elite)
-        if any(_beats_the_seed(e) for e in population):  # a child of the seed would begin anew
+        if self._drops_seed and any(_beats_the_seed(e) for e in population):
             population[:] = [e for e in population if e.index]
         # Sorting fronts is quadratic: let twice the capacity gather, then sort once.
         if len(population) > 2 * self._capacity:
@@ -168,7 +169,7 @@ class Evolve(Strategy):
         chosen = lexicase(self.islands[island], count, rng)
         if rng.random() < self._archive_share and chosen:
             visitor = rng.choice(self._archive.elites())
-            if visitor.index and all(visitor.index != e.index for e in chosen):
+            if (visitor.index or not self._drops_seed) and all(visitor.index != e.index for e in chosen):
                 chosen[-1] = visitor
         return chosen
 
