@@ -26,7 +26,7 @@ from tests.cli_support import CliEvaluator, install
 from tests.cli_support import load as load_task
 
 SPEC = Spec(
-    tasks=(), seeds=(0,), variants=("full",), trials=12, tokens=None, target="sm_90", models=(), base={}, own={}
+    tasks=(), seeds=(0,), variants=("full",), trials=40, tokens=None, target="sm_90", models=(), base={}, own={}
 )  # fmt: skip
 RUN = CampaignRun("softmax", "full", 0)
 
