@@ -253,7 +253,7 @@ def test_duplicates_point_to_a_known_candidate_and_cost_budget(tmp_path: Path) -
 
 def test_a_serial_run_drops_duplicates_before_they_cost_budget(tmp_path: Path) -> None:
     def duplicates(name: str, **changes: Any) -> int:
-        with create(tmp_path / name, budget=500, **changes) as store:
+        with create(tmp_path / name, budget=300, **changes) as store:
             search(store)
             return sum(t.evaluation.verdict is Verdict.DUPLICATE for t in store.trials())
 

@@ -520,8 +520,10 @@ def test_an_example_runs_is_read_without_its_file_and_goes_on_with_it(
     plugin = ("--plugin", str(EXAMPLES / name))
     run = ("run", "vector_sin", "--budget", "3", "--gpus", "none", "--workers", "1", "--run-dir", "r")
     run += ("--screen-budget", "0", "--operators", "elements_per_thread,rewrite")
-    made = evo_command(*run, *plugin)
-    assert made.code == 0, made.err
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = [sys.executable, "-m", "evo", *run, *plugin]
+    made = subprocess.run(process, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
     shown = evo_command("show", "r")
     assert shown.code == 0 and f"plug-in: {noun}, hash {digest(EXAMPLES / name)}" in shown.out
     for reading in (("export", "r", "--out", "out", "--format", "jsonl"), ("report", "r")):

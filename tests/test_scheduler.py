@@ -57,7 +57,7 @@ def test_a_proposal_says_where_it_comes_from() -> None:
 def test_the_base_of_a_draft_is_the_first_parent_of_its_proposal() -> None:
     for base in (0, 1):
         operator = Scripted(lambda parents, context, base=base: replace(fresh(parents, context), base=base), arity=2)
-        proposal = scheduler(operator, ok_trial(0, operator="seed"), ok_trial(1, 0.9), islands=1).ask()
+        proposal = scheduler(operator, ok_trial(0, operator="seed"), ok_trial(1, 2.0), islands=1).ask()
         given = operator.calls[-1][0]
         assert proposal is not None and sorted(given) == [0, 1]
         assert proposal.parents == (given[base], given[1 - base])

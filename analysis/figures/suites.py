@@ -306,7 +306,7 @@ def tritonbench_claude(folder: Path) -> Figures:
 
 def _best(rows: Rows, count: int | None = None) -> float:
     """Returns the greatest speedup of the first `count` answers; 1 if none is faster than the seed kernel."""
-    return max((float(row["speedup"]) for row in rows[:count] if row["verdict"] == "ok"), default=1.0)
+    return max([1.0, *(float(row["speedup"]) for row in rows[:count] if row["verdict"] == "ok")])
 
 
 def _of_kernels(answers: Mapping[str, Mapping[str, Rows]], variants: Sequence[str]) -> str:
@@ -316,7 +316,7 @@ def _of_kernels(answers: Mapping[str, Mapping[str, Rows]], variants: Sequence[st
         best = max(right, key=lambda row: float(row["speedup"]))
         us, least = (best[name].split(";") for name in ("us", "attainable_us"))
         shares = (f"{100 * float(a) / float(b):.0f} %" if a else "?" for a, b in zip(least, us, strict=True))
-        found = (f"{max(_best(by_variant[name]), 1.0):.2f} ({len(by_variant[name])})" for name in variants)
+        found = (f"{_best(by_variant[name]):.2f} ({len(by_variant[name])})" for name in variants)
         rows.append((kernel, best["seed_us"].replace(";", ", "), ", ".join(us), ", ".join(shares), *found))
     return table(("kernel", "seed, µs", "best, µs", "of attainable", *variants), rows)
 
@@ -329,7 +329,7 @@ def _after(answers: Mapping[str, Mapping[str, Rows]], variants: Sequence[str]) -
             both = [by for by in answers.values() if min(len(by[FIRST]), len(by[other])) >= count]
             if not both:
                 continue
-            ours, theirs = ([max(_best(by[name], count), 1.0) for by in both] for name in (FIRST, other))
+            ours, theirs = ([_best(by[name], count) for by in both] for name in (FIRST, other))
             ratio = geometric([a / b for a, b in zip(ours, theirs, strict=True)])
             rows.append((str(count), other, str(len(both)), geometric(ours), geometric(theirs), ratio))
     return table(("answers", "beside", "kernels", FIRST, "the other", f"{FIRST} over it"), rows)

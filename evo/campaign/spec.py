@@ -297,12 +297,12 @@ class Campaign:
         if changed:
             earlier, then["versions"] = [*earlier, known], versions_now
         _check_same(self.folder, then, self._frozen(hashes, versions_now))
-        if changed:
-            _write(self.folder / FILE, {**then, EARLIER: earlier})
-        if deciding and not decided:
+        decides = bool(deciding) and not decided
+        if decides:
             self.device = deciding
-            tasks = then["tasks"] if self.spec.suite or not hashes else hashes
-            _write(self.folder / FILE, {**self._frozen(tasks, versions), **({EARLIER: earlier} if earlier else {})})
+            then = self._frozen(then["tasks"] if self.spec.suite or not hashes else hashes, versions)
+        if changed or decides:
+            _write(self.folder / FILE, {**then, EARLIER: earlier} if earlier else then)
 
     def add(self, task: str, path: str, hash: str) -> None:
         """Adds a task with its folder.  Raises StoreError if the campaign has another task of this name."""

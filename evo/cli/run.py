@@ -15,6 +15,7 @@ from evo.cli import common
 from evo.cli.search import CommandLine, show_end
 from evo.core.errors import ConfigError
 from evo.core.records import StopReason
+from evo.core.settings import CANDIDATES_AN_ISLAND, ISLANDS
 
 if TYPE_CHECKING:
     from evo.search.options import Settings
@@ -61,7 +62,8 @@ def add(commands: Any) -> None:
         "--islands",
         type=int,
         metavar="K",
-        help="populations in a ring (default: 3; with models one for every 24 candidates, at most 3)",
+        help=f"populations in a ring (default: {ISLANDS}; with models one for every {CANDIDATES_AN_ISLAND} candidates, "
+        f"at most {ISLANDS})",
     )
     run.add_argument(
         "--workers",

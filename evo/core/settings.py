@@ -49,12 +49,13 @@ STOP_AT, OFF = 0.97, "off"
 GUIDANCE = ("digest", "raw", "none")  # those of operators.llm.base, whose import would slow --help
 
 
-ISLANDS, ISLAND = 3, 24  # populations, and the least candidates of models for each
+# Populations; and the candidates that each has at least, if models are asked: fewer would be as many short searches.
+ISLANDS, CANDIDATES_AN_ISLAND = 3, 24
 
 
 def default_islands(budget: int, models: Sequence[object]) -> int:
-    """Returns the number of populations for `budget` candidates: fewer answers would be as many short searches."""
-    return max(1, min(ISLANDS, budget // ISLAND)) if models else ISLANDS
+    """Returns the number of populations for `budget` candidates."""
+    return max(1, min(ISLANDS, budget // CANDIDATES_AN_ISLAND)) if models else ISLANDS
 
 
 @dataclass(frozen=True)

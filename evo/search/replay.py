@@ -9,7 +9,6 @@ evaluations, screenings and profiles come from the store; nothing is asked or ev
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from evo.storage.model_calls import Question, StoredCall, stored_calls
 from evo.storage.queries import RunReader
 from evo.storage.store import NEW_VERSIONS
 from operators.base import Operator
+from operators.llm.answers import shortened
 from operators.llm.base import LlmContext, LlmOperator
 
 NOTE_BEFORE = 160  # characters of a note that earlier versions kept
@@ -200,7 +200,7 @@ class Redoing:
 
 def _beginning(note: str) -> str:
     """Returns what earlier versions kept of a note: 160 characters, and after them that parameters were tuned."""
-    kept = textwrap.shorten(note.removesuffix(TUNED), NOTE_BEFORE, placeholder=" ...")
+    kept = shortened(note.removesuffix(TUNED), NOTE_BEFORE)
     return kept + TUNED if note.endswith(TUNED) else kept
 
 

@@ -14,6 +14,7 @@ import torch
 from evo.core.records import Case
 from fitness.briefing.inputs import contiguous
 from fitness.cuda.norms import Norms
+from fitness.tasks import other_inputs
 from fitness.tasks.task import Task
 from fitness.verify.oracle import Expected, budget, expect, slack, stress_scale
 from fitness.verify.seed_oracle import TF32_EPS, multiplies
@@ -25,11 +26,11 @@ _STRESSED = (
     "{scales}, negative in one argument and positive in the next (the mean is about three times the deviation). Each "
     "time the tolerance is computed anew for these inputs, as above."
 )
-_AS_DRAWN = (
+_AND_OTHERS = (
     "Inputs are drawn as described, with other random numbers each time. Do not build on their range or distribution: "
     "a certificate also says whether the kernel computes what the seed kernel does on normally distributed values."
 )
-_ALL = "Inputs are drawn as described, with other random numbers each time; no others are tried."
+_AS_DRAWN = "Inputs are drawn as described, with other random numbers each time; no others are tried."
 
 
 def right_lines(task: Task) -> tuple[str, ...]:
@@ -47,9 +48,11 @@ def right_lines(task: Task) -> tuple[str, ...]:
     )
     if task.deterministic:
         lines.append("The same inputs give the same bits in every call: no atomic additions of floats.")
-    alone = task.seed_source is not None and not task.stress  # `fitness.certify` tries other values
     scales = " or ".join(f"{scale:g}" for scale in sorted({stress_scale(d) for d in _floating(task)}))
-    lines.append(_STRESSED.format(scales=scales) if task.stress and scales else _AS_DRAWN if alone else _ALL)
+    if task.stress and scales:
+        lines.append(_STRESSED.format(scales=scales))
+    else:
+        lines.append(_AND_OTHERS if other_inputs.tried(task) else _AS_DRAWN)
     return tuple(lines)
 
 

@@ -15,6 +15,11 @@ from fitness.tasks.task import Task
 SEED = "idle"  # keys the inputs on which idle kernels are tried.
 
 
+def tried(task: Task) -> bool:
+    """Returns whether full certificates try a task on such inputs: not where stressed ones are verified anyway."""
+    return task.seed_source is not None and not task.stress
+
+
 def single_case(task: Task, case: Case, other: bool) -> Task:
     """The task with that case alone.
 

@@ -112,8 +112,13 @@ def note_of(plan: str) -> str:
     for line in plan.splitlines():
         words = _PLAN_MARK.sub("", line, count=1).strip().strip("*_").strip()
         if words and not _HINT.match(words):
-            return textwrap.shorten(words, NOTE_CHARACTERS, placeholder=" ...")
+            return shortened(words)
     return ""
+
+
+def shortened(note: str, characters: int = NOTE_CHARACTERS) -> str:
+    """A note of at most so many characters, cut between words."""
+    return textwrap.shorten(note, characters, placeholder=" ...")
 
 
 def hint_of(plan: str) -> str:
