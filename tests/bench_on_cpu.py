@@ -106,6 +106,20 @@ def pytorch_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "demote_all", lambda: None)
 
 
+class Event:
+    """In place of `torch.cuda.Event`: what is between two of them takes as long as the kernels say to `us`."""
+
+    us = 0.0  # of all kernels so far
+
+    def __init__(self, **_: Any) -> None: ...
+    def synchronize(self) -> None: ...
+    def record(self, stream: object) -> None:
+        self.at = Event.us
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.at - self.at) / 1e3
+
+
 def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph is its work, done anew at every replay; there is one stream, and nothing to wait for."""
     pytest.importorskip("cuda.bindings")
@@ -113,6 +127,7 @@ def without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     stream = SimpleNamespace(cuda_stream=0, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(program, "captured", lambda work: SimpleNamespace(replay=work))
 
 
@@ -134,16 +149,6 @@ class CpuBench:
         if not alone:
             (folder / "kernel.py").write_text(SEED)
         self.calls = 0  # of PyTorch
-        clock = SimpleNamespace(us=0.0)
-
-        class Event:
-            def __init__(self, **_: Any) -> None: ...
-            def synchronize(self) -> None: ...
-            def record(self, stream: object) -> None:
-                self.us = clock.us
-
-            def elapsed_time(self, end: Event) -> float:
-                return (end.us - self.us) / 1e3
 
         class OnCpu(benchmark.Benchmark):
             def __init__(self) -> None:
@@ -160,13 +165,13 @@ class CpuBench:
                 return loaded(work)
 
         def timed(reference: Any, x: torch.Tensor) -> torch.Tensor:
-            clock.us += seed
+            Event.us += seed
             self.calls += 1
             return reference(x)  # type: ignore[no-any-return]
 
         def loaded(function: Function) -> Any:
             def launch(grid: Any, args: Any, scratch: Any, stream: Any) -> None:
-                clock.us += function(args["x"], args["y"], args["n"])
+                Event.us += function(args["x"], args["y"], args["n"])
 
             kernel = SimpleNamespace(scratch=lambda _: [], launch=launch, sets_priorities=False)
             found = programs.Loaded(SimpleNamespace(choices={name: [0] for name in N}))  # type: ignore[arg-type]
@@ -178,7 +183,6 @@ class CpuBench:
         pytorch_without_graphs(monkeypatch)
         for module in (buffers, paired_benchmark, timer):
             monkeypatch.setattr(module, "secrets", SeededSecrets(SEED_OF_SECRETS))
-        monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(buffers, "EDGE", 1 << 12)  # less to look at
         monkeypatch.setattr(paired_benchmark, "FLOOR_COMPARISONS", 2)
         monkeypatch.setattr(timer, "disturbance", lambda *_: None)

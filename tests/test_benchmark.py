@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("pynvml")
 
 from fitness.cuda.device import DeviceFacts
 from fitness.gpu.benchmark import check_roofline, rates
+from fitness.gpu.exchange import put, take
 
 GPU = DeviceFacts("a GPU", "", "", (9, 0), 132, 10**6, 10**11, 1e9, 0, 0, 0, 0, 4e12, 3e12, 5e14)
 TASK = load_task("softmax")
@@ -79,3 +81,72 @@ def test_a_kernel_that_builds_on_the_range_of_its_inputs_is_right_on_them_alone(
     right = bench.bench.elsewhere(doubling(30.0), "s")
     assert {case: report.verdict for case, report in right.items()} == dict.fromkeys(N, Verdict.OK)
     assert bench.evaluate(doubling(30.0)).verdict is Verdict.OK  # the baseline is as it was
+
+
+def test_a_kernel_that_is_far_too_slow_is_not_verified(monkeypatch, tmp_path):
+    bench = CpuBench(monkeypatch, tmp_path, doubling(40.0))
+    calls = []
+
+    def crawling(x: int, y: int, n: int) -> float:
+        calls.append(n)
+        return doubling(300_000.0)(x, y, n)
+
+    with pytest.raises(Stop, match=r"one execution takes 0\.3 s, more than the 0\.25 s that") as stop:
+        bench.evaluate(crawling)
+    assert stop.value.verdict is Verdict.TIMEOUT
+    assert calls == [N["one"]] * 2  # the first might have loaded something
+    with pytest.raises(Stop) as stop:
+        bench.bench.look(crawling, "1")
+    assert stop.value.verdict is Verdict.TIMEOUT
+    assert bench.evaluate(doubling(200_000.0)).verdict is Verdict.OK  # 5000 times as long, but not for long
+
+
+def test_how_slow_is_too_slow_depends_on_the_baseline(monkeypatch, tmp_path):
+    slow_seed = CpuBench(monkeypatch, tmp_path, doubling(10_000.0))
+    assert slow_seed.evaluate(doubling(490_000.0)).verdict is Verdict.OK
+    with pytest.raises(Stop, match=r"more than the 0\.5 s that are allowed beside the baseline"):
+        slow_seed.evaluate(doubling(510_000.0))
+
+
+def test_beside_pytorch_too_a_kernel_may_not_be_far_too_slow(monkeypatch, tmp_path):
+    bench = CpuBench(monkeypatch, tmp_path, 10_000.0)
+    assert bench.evaluate(doubling(490_000.0)).verdict is Verdict.OK
+    with pytest.raises(Stop, match=r"more than the 0\.5 s"):
+        bench.evaluate(doubling(510_000.0))
+
+
+def test_a_very_slow_configuration_is_timed_once(monkeypatch, tmp_path):
+    timer = CpuBench(monkeypatch, tmp_path, doubling(40.0)).bench.timer
+    asked = []
+
+    def alone(program: object, samples: int) -> list[float]:
+        asked.append(samples)
+        return [us] * samples
+
+    monkeypatch.setattr(timer, "alone", alone)
+    for us, samples in ((200_000.0, [1, 4]), (300_000.0, [1])):
+        asked.clear()
+        assert timer.least(None, 5) == us
+        assert asked == samples
+
+
+def test_files_of_a_certificate_are_written_and_read_while_others_have_the_gpu(monkeypatch, tmp_path):
+    bench = CpuBench(monkeypatch, tmp_path, doubling(40.0)).bench
+    lent = []
+
+    @contextlib.contextmanager
+    def lend():
+        before = set(tmp_path.glob("*.in.*"))
+        yield
+        lent.append(len(set(tmp_path.glob("*.in.*")) - before))
+
+    bench._lent = lend
+    cases = bench.task.cases
+    described = bench.draw(cases, "1", str(tmp_path))
+    assert lent == [len(cases)]  # one argument each
+    assert [take(args[0], tmp_path, "cpu").shape for args in described] == [(N["one"],), (N["two"],)]
+    doubled = [put(2 * take(args[0], tmp_path, "cpu"), tmp_path / f"{i}.out") for i, args in enumerate(described)]
+    answers = [{"structure": "tensor", "outputs": [output], "modified": []} for output in doubled]
+    found = bench.compare(None, cases, "1", str(tmp_path), answers)
+    assert [match.verdict for match in found] == [Verdict.OK, Verdict.OK]
+    assert lent == [len(cases), 0, 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from contextlib import nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -112,7 +112,7 @@ def test_what_an_untrusted_process_describes_is_checked(tmp_path, change):
 
 def answer_of(zygote: Zygote, task: Task, source: str, folder: Path, case: Case, samples: int = 0) -> dict[str, Any]:
     """What the sandboxed job makes of a source, on the CPU."""
-    drawn = eager_check.draw(task, case, 7, folder / "0.in", "cpu")
+    drawn = eager_check.write(oracle.make_inputs(task, case, 7, device="cpu"), folder / "0.in")
     calls = [{"name": "0", "args": drawn, "written": [], "samples": samples}]
     payload = {"source": source, "entry": task.entry, "device": "cpu", "calls": calls}
     result = zygote.run("eager", payload, scratch=folder, limits=Limits(memory_bytes=8 << 30))
@@ -257,11 +257,12 @@ class CpuRunner:
     facts = MappingProxyType({"capability": (9, 0), "uuid": ""})
 
     def __init__(self, task: Task) -> None:
-        self.task = task
+        self.task, self.alone = task, False
 
     def compare(self, work, cases, *, seed, folder, run):
         cases = [case.on_cpu() for case in cases]
-        answers = run([eager_check.draw(self.task, case, 1, folder / f"{i}.in", "cpu") for i, case in enumerate(cases)])
+        drawn = [oracle.make_inputs(self.task, case, 1, device="cpu") for case in cases]
+        answers = run([eager_check.write(arguments, folder / f"{i}.in") for i, arguments in enumerate(drawn)])
         return [
             eager_check.compare_answer(self.task, c, 1, a, folder, "cpu") for c, a in zip(cases, answers, strict=True)
         ]
@@ -269,8 +270,11 @@ class CpuRunner:
     def elsewhere(self, bundle, *, seed):
         return self.found_elsewhere
 
+    @contextmanager
     def idle(self):
-        return nullcontext()
+        self.alone = True
+        yield
+        self.alone = False
 
 
 @pytest.fixture
@@ -479,6 +483,28 @@ def test_values_that_the_task_does_not_draw_are_tried_and_a_difference_is_noted(
     assert certificate.verdict is Verdict.OK
     assert {c.what: (c.outcome, c.detail) for c in certificate.checks if "other values" in c.what} == outcomes
     assert not any("other values" in c.what for c in full(stress=True).checks)  # stressed inputs are verified anyway
+
+
+def test_nobody_else_has_the_gpu_while_a_full_certificate_takes_times(monkeypatch, certifier):
+    from fitness.gpu.runner import LaunchBundle
+
+    mine, seen = certifier(), []
+    run = mine._run_eagerly
+
+    def watched(source, entry, calls, folder):
+        seen.append((mine._runner.alone, sum(call["samples"] for call in calls) > 0))
+        return run(source, entry, calls, folder)
+
+    monkeypatch.setattr(mine, "_run_eagerly", watched)
+    monkeypatch.setattr(mine, "_bundle", lambda *_: LaunchBundle({}, {}, {}))
+    monkeypatch.setattr("fitness.certify.sanitize.find_tool", lambda name: None)
+    mine._allowed("s")
+    mine.quick(RIGHT, None, seed="s")
+    seen.clear()
+    mine.full(RIGHT, seed="s")
+    mine.quick(RIGHT, None, seed="s")
+    assert [both for both in seen if both != (False, False)] == [(True, True)]
+    assert seen[-1] == (False, False)
 
 
 def test_the_tools_of_a_full_certificate_start_at_once(monkeypatch, tmp_path, certifier):

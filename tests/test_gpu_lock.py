@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,38 @@ def test_a_turn_can_be_taken_again_by_who_has_it(tmp_path: Path) -> None:
         assert other.stdout.readline() == "mine\n"  # so nothing is held any more
         turn.leave()  # nothing to give back
         other.kill()
+
+
+def test_a_turn_is_lent_and_taken_again(tmp_path: Path) -> None:
+    turn = GpuLock("GPU-1", tmp_path)
+    with turn.held():
+        with turn.lent():
+            assert is_free("GPU-1", tmp_path)
+        assert not is_free("GPU-1", tmp_path)
+        with pytest.raises(ValueError, match="oops"), turn.lent():
+            raise ValueError("oops")
+        assert not is_free("GPU-1", tmp_path)
+        with turn.held(), turn.lent():  # it was taken twice: somebody relies on it
+            assert not is_free("GPU-1", tmp_path)
+    assert is_free("GPU-1", tmp_path)
+
+
+def test_who_lent_a_turn_waits_for_it(tmp_path: Path) -> None:
+    turn, taken = GpuLock("GPU-1", tmp_path), threading.Event()
+
+    def lend() -> None:
+        with turn.lent():
+            assert other.stdout is not None
+            assert other.stdout.readline() == "mine\n"
+        taken.set()
+
+    with turn.held(), start(HOLDER, tmp_path) as other:
+        thread = threading.Thread(target=lend)
+        thread.start()
+        assert not taken.wait(0.5)
+        other.kill()
+        assert taken.wait(60)
+        thread.join()
 
 
 def test_other_gpus_have_other_turns(tmp_path: Path) -> None:

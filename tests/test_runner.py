@@ -12,7 +12,7 @@ import torch
 from evo.core.errors import EvoError
 from evo.core.records import Verdict
 from fitness.frontend.plan import Buffer
-from fitness.gpu.runner import LaunchBundle, Runner
+from fitness.gpu.runner import LaunchBundle, Report, Runner
 from tests import gpu_sources as sources
 from tests.gpu_lab import Lab
 
@@ -28,6 +28,29 @@ def test_a_candidate_needs_a_baseline():
 def test_without_a_gpu_the_error_says_what_is_missing():
     with Runner("softmax") as runner, pytest.raises(EvoError, match="did not start"):
         runner.prepare(LaunchBundle({}, {}, {}))
+
+
+OK = Report(Verdict.OK, "done")
+
+
+@pytest.mark.parametrize(
+    ("fault", "tries"), [(Verdict.TIMEOUT, 1), (Verdict.RUNTIME_ERROR, 2)], ids=["hangs", "breaks the context"]
+)
+def test_a_candidate_that_hangs_is_not_tried_again_and_how_long_depends_on_the_seed(monkeypatch, fault, tries):
+    runner, asked = Runner("softmax", wall_s=120.0), []
+
+    def timed(kind, *request, wall_s):
+        asked.append((kind, wall_s))
+        if kind == "prepare":
+            return dataclasses.replace(OK, seconds=of_seed)
+        return Report(fault, "verify", "it said so", fault=True, seconds=wall_s)
+
+    monkeypatch.setattr(runner, "_timed", timed)
+    for of_seed, most in ((1.5, 50.0), (30.0, 120.0)):  # noqa: B007 - `timed` reads it
+        asked.clear()
+        runner.prepare(LaunchBundle({}, {}, {}))
+        assert runner.evaluate(LaunchBundle({}, {}, {}), seed="0").verdict is fault
+        assert asked[1:] == [("evaluate", most)] * tries
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------
@@ -144,7 +167,8 @@ def test_faults_are_verdicts_and_the_next_candidate_is_measured(lab, source, ver
     assert report.verdict is verdict, report.message
     assert "Traceback" not in report.message  # the process told of the fault, or was killed for its silence
     assert lab.evaluate(sources.RIGHT["one pass"]).verdict is Verdict.OK
-    assert lab.runner.respawns == before + 2  # after the first try, and after the second
+    tries = 1 if verdict is Verdict.TIMEOUT else 2  # after each of them the process is replaced
+    assert lab.runner.respawns == before + tries
 
 
 @pytest.mark.gpu

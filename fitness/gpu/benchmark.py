@@ -5,9 +5,10 @@ Lives in the runner process; no candidate Python here.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from fitness.frontend.target import narrowest_rate
 from fitness.gpu import fingerprint
 from fitness.gpu.autotune import select
 from fitness.gpu.baselines import KINDS, Baseline, called, names, reason
-from fitness.gpu.eager_check import Match, Planned, compare_answer, draw
+from fitness.gpu.eager_check import Aside, Match, Planned, compare_answer, write
 from fitness.gpu.paired_benchmark import PairedBenchmark, SeedTimes
 from fitness.gpu.program import Program
 from fitness.gpu.programs import Loaded, Programs
@@ -45,7 +46,11 @@ LOOK_PAIRS, LOOK_MARGIN = 6, 1.02
 class Benchmark:
     """Measures plans of one task on one GPU. Use it within `torch.cuda.stream(bench.stream)`."""
 
-    def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping) -> None:
+    _lent: Aside = contextlib.nullcontext
+
+    def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping, lent: Aside) -> None:
+        """lent: entered while this process does without the GPU; others may have it then."""
+        self._lent = lent
         device = torch.device("cuda", index)
         for own in (compare, fingerprint):
             own.prepare(index)  # loading a kernel cannot be captured
@@ -196,11 +201,19 @@ class Benchmark:
 
         Gives back what memory it can: another process is about to need the device.
         """
-        torch.cuda.empty_cache()
-        return [
-            draw(self.task, case, oracle.key_of(seed), Path(folder) / f"{number}.in", self.device)
-            for number, case in enumerate(cases)
-        ]
+        drawn = [self.programs.inputs(case, oracle.key_of(seed)) for case in cases]
+        with self._aside():
+            described = [write(arguments, Path(folder) / f"{n}.in") for n, arguments in enumerate(drawn)]
+            del drawn
+            torch.cuda.empty_cache()
+        return described
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Lets others use the GPU: files of gigabytes are written or read meanwhile."""
+        torch.cuda.current_stream().synchronize()
+        with self._lent():
+            yield
 
     def compare(
         self,
@@ -210,7 +223,7 @@ class Benchmark:
         folder: str,
         answers: Sequence[Mapping[str, Any]],
     ) -> list[Match]:
-        """Compares what another process made of the arguments that `draw` wrote, case by case.
+        """Compares what another process made of the arguments that `draw` drew, case by case.
 
         bundle: the plans that its outputs must equal to the bit; None if the oracle's budget is enough.
         """
@@ -226,6 +239,7 @@ class Benchmark:
                     self.device,
                     self._planned(loaded, case),
                     self._verifier.expect_again,
+                    self._aside,
                 )
                 for case, answer in zip(cases, answers, strict=True)
             ]
@@ -279,6 +293,7 @@ class Benchmark:
         noise = self.seed_times.noise(case, baseline, keys)
         other = self.programs.another_baseline(case, (self.programs.inputs(case, k) for k in keys), copies)
         found = self.timer.compare(other, baseline, noise)
+        self.programs.baseline_us[case.name] = statistics.median(found.baseline_us)
         if changed := baseline.integrity.changed_inputs():
             name = self.task.parameters[changed[0]]
             message = f"case {case.name}: the reference changes argument {name!r}: name it in writes, or copy it"

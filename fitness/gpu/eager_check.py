@@ -6,6 +6,7 @@ expected is computed here, after it has ended.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,7 @@ class Form:
 
 
 Expect = Callable[[Case, int], oracle.Expected | None]  # case, key -> what is right
+Aside = Callable[[], contextlib.AbstractContextManager[None]]  # inside, others may use the GPU
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,8 @@ class Match:
     bitwise: bool = False  # whether they were compared with the plan's and equal to the bit
 
 
-def draw(task: Task, case: Case, key: int, path: Path, device: torch.device | str) -> list[dict[str, Any]]:
+def write(arguments: Sequence[Any], path: Path) -> list[dict[str, Any]]:
     """Writes the arguments of a case into files `path`.0, `path`.1, ... and returns their descriptions."""
-    arguments = oracle.make_inputs(task, case, key, device=device)
     return [put(value, path.with_name(f"{path.name}.{i}")) for i, value in enumerate(arguments)]
 
 
@@ -71,10 +72,12 @@ def compare_answer(
     device: torch.device | str,
     planned: Planned | None = None,
     expect: Expect | None = None,
+    aside: Aside = contextlib.nullcontext,
 ) -> Match:
-    """What `fitness.certify.eager.job` answered for the inputs that `draw` made, against oracle and plan.
+    """What `fitness.certify.eager.job` answered for the inputs that `write` wrote, against oracle and plan.
 
     planned: executes the plan; given where outputs must equal the plan's to the bit.  expect: in the oracle's place.
+    aside: entered while files are read.
     """
     try:
         answer = checked_answer(answer)
@@ -93,7 +96,8 @@ def compare_answer(
     if wrong is not None:
         return Match(case.name, Verdict.WRONG, short(wrong), math.inf)
     try:
-        outputs = [take(output, folder, device) for output in answer["outputs"]]
+        with aside():
+            outputs = [take(output, folder, device) for output in answer["outputs"]]
     except ExchangeError as error:
         return Match(case.name, Verdict.RUNTIME_ERROR, short(f"its results cannot be read: {error}"))
     distance, wrong = compare.compare(expected, structure, outputs, strides)

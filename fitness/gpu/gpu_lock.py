@@ -39,6 +39,18 @@ class GpuLock:
             fcntl.flock(self._file, fcntl.LOCK_EX)
         self.depth += 1
 
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Lets other processes have the lock meanwhile, and waits for it then; not if it was taken more than once."""
+        once = self.depth == 1
+        if once:
+            self.leave()
+        try:
+            yield
+        finally:
+            if once:
+                self.take()
+
     def leave(self) -> None:
         """Gives back what was taken, if it was."""
         if not self.depth:

@@ -27,6 +27,8 @@ from fitness.interpreter.delegation import WriteTracker
 from fitness.sandbox.jobs import JobError
 from fitness.verify.compare import same_bits
 
+SLOW_US = 250_000.0  # so long an execution keeps the GPU from others: it is not repeated without need
+
 Graph = torch.cuda.CUDAGraph
 
 
@@ -309,10 +311,12 @@ class Program(Replayable):
         return captured(lambda: self._steps(own, every)), captured(lambda: self._steps(others, every))
 
     def build(self) -> None:
-        """Executes the plan once, which finds what cannot be launched, then captures the graphs."""
+        """Executes the plan once, which finds what cannot be launched, then captures the graphs.
+
+        `executed_us` is what the execution took, with what is loaded at first use.
+        """
         self._reset()
-        self.execute()
-        torch.cuda.current_stream().synchronize()
+        self.executed_us = timed_us(self.execute, torch.cuda.current_stream())
         self._reset_graph = captured(self._reset)
         self._graph = captured(self.execute)
 
@@ -447,6 +451,22 @@ def _pool() -> Any:
 
 
 _keepers: list[torch.cuda.CUDAGraph] = []
+
+
+def timed_us(work: Callable[[], None], stream: torch.cuda.Stream) -> float:
+    """Returns the microseconds of work that `work` enqueues on the stream, when it is done."""
+    begin, end = two_events()
+    begin.record(stream)
+    work()
+    end.record(stream)
+    end.synchronize()
+    return 1e3 * float(begin.elapsed_time(end))
+
+
+def two_events() -> tuple[Any, Any]:
+    """Returns two events, to time what is enqueued between them."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    return begin, end
 
 
 def captured(work: Callable[[], None]) -> torch.cuda.CUDAGraph:

@@ -59,6 +59,7 @@ class Programs:
         self.seed: Loaded | None = None
         self._of_seed: dict[tuple[str, int], Program] = {}
         self._of_pytorch: dict[tuple[str, int], BaselineCall] = {}
+        self.baseline_us: dict[str, float] = {}  # of one execution, by case
 
     @functools.cached_property
     def compiled(self) -> Compiled:

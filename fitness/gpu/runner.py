@@ -2,8 +2,8 @@
 
 `Runner` owns one long-lived process (`fitness/gpu/runner_process.py`) with a warm CUDA context.  It gets plans and
 machine code, never Python of a candidate.  A kernel can hang the process or break its context.  Then it is killed, and
-a new process gets the baseline (which also shows that the GPU works).  The candidate gets a second try, which
-distinguishes a flake from a fault.
+a new process gets the baseline (which also shows that the GPU works).  A candidate that broke the context gets a second
+try, which distinguishes a flake from a fault.  One that hangs does not: others wait for the GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 LOCK_S = 1800.0  # that others may keep the GPU; each request of theirs has an end.
 START_S = 300.0  # importing torch from a cold disk, creating a context, measuring the ceilings.
+EXCHANGE_S = 900.0  # for the files of a certificate; meanwhile others may have the GPU
 ATTEMPTS = 2  # of a candidate whose kernels bring the process down.
+# Seconds on the GPU after which a candidate counts as hung: the first, and some for each that the seed kernel took.
+HUNG_S, HUNG_TIMES = 20.0, 20
 
 # Descriptions of the arguments of each case -> answers in the form of `fitness.certify.eager.job`.
 Run = Callable[[list[list[dict[str, Any]]]], Sequence[Mapping[str, Any]]]
@@ -92,7 +95,8 @@ class Runner:
     ) -> None:
         """Starts nothing yet.
 
-        task: built-in name or folder; wall_s: the most that a candidate may take before it counts as hung; looks:
+        task: built-in name or folder; wall_s: the most that a candidate may take before it counts as hung (less if the
+        seed kernel is quick: HUNG_S and HUNG_TIMES); looks:
         numbers of pairs after which a comparison may stop (`fitness.gpu.timing.Stopping`); settings: of a run
         (`Task.run_settings`), None: those of the task's files.
         """
@@ -100,6 +104,7 @@ class Runner:
         self._command = [os.fspath(task), str(device), ",".join(map(str, looks)), given]
         self._device, self._wall_s = device, wall_s
         self._baseline: LaunchBundle | None = None
+        self._baseline_s = 0.0  # that it took on the GPU
         self._facts: Mapping[str, Any] = {}  # once they are known, a new process need not measure them.
         self._lock = threading.RLock()  # a thread that holds `idle` may ask again.
         self._process: _RunnerProcess | None = None
@@ -115,7 +120,7 @@ class Runner:
             self._baseline = None
             report = self._timed("prepare", bundle, wall_s=START_S)
             if report.verdict is Verdict.OK:
-                self._baseline = bundle
+                self._baseline, self._baseline_s = bundle, report.seconds
             return report
 
     def evaluate(self, bundle: LaunchBundle, *, seed: str) -> Report:
@@ -130,15 +135,16 @@ class Runner:
         return self._tried("look", bundle, seed)
 
     def _tried(self, kind: str, bundle: LaunchBundle, seed: str) -> Report:
-        """Returns the report; a candidate that brings the process down is tried again."""
+        """Returns the report.  A candidate that brings the process down is tried again, but not one that hangs."""
         with self._lock:
             if self._baseline is None:
                 raise EvoError("the runner has no baseline yet: call prepare() with the seed kernel first")
             first, seconds = "", 0.0
+            wall_s = min(self._wall_s, HUNG_S + HUNG_TIMES * self._baseline_s)
             for _ in range(ATTEMPTS):
-                report = self._timed(kind, bundle, seed, wall_s=self._wall_s)
+                report = self._timed(kind, bundle, seed, wall_s=wall_s)
                 seconds += report.seconds
-                if not report.fault:
+                if not report.fault or report.verdict is Verdict.TIMEOUT:
                     break
                 first = first or report.message
             note = f"first try: {first}" if first and not report.fault else report.note
@@ -154,11 +160,11 @@ class Runner:
         failed.
         """
         with self._lock:
-            drawn = self._ask("draw", cases, seed, str(folder), wall_s=START_S)
+            drawn = self._ask("draw", cases, seed, str(folder), wall_s=EXCHANGE_S)
             if isinstance(drawn, Report):
                 return drawn
             answers = run(drawn)
-            return self._ask("compare", bundle, cases, seed, str(folder), answers, wall_s=START_S)  # type: ignore[no-any-return]
+            return self._ask("compare", bundle, cases, seed, str(folder), answers, wall_s=EXCHANGE_S)  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
@@ -262,7 +268,7 @@ class Runner:
         try:
             return process.ask((kind, *request), wall_s)
         except TimeoutError:
-            message = f"not finished after {wall_s:g} s on the GPU: a kernel that does not end, or far too slow"
+            message = f"not finished after {wall_s:.0f} s on the GPU: a kernel that does not end, or far too slow"
             report = Report(Verdict.TIMEOUT, "verify", message, fault=True)
         except (EOFError, OSError) as error:
             said = process.last_words()

@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
         with lock.held():
             facts = device_facts(index)
     while True:
-        asked = _serve(connection, Benchmark(task, index, facts, stopping), lock)
+        asked = _serve(connection, Benchmark(task, index, facts, stopping, lock.lent), lock)
         if asked is None:
             return
         task = load_task(asked, tried=True)

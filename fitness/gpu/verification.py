@@ -6,6 +6,7 @@ computes the expectation in float64, from inputs drawn once more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 
 from evo.core.records import Case, Check, Verdict
 from fitness.frontend.stages import NOTHING_COMPARED, Stop
-from fitness.gpu.program import Program
+from fitness.gpu.program import SLOW_US, Program, timed_us
 from fitness.gpu.programs import Loaded, Programs
 from fitness.interpreter.delegation import Share, check_share, needs_proof
 from fitness.tasks.task import Task
@@ -22,6 +23,7 @@ from fitness.verify.compare import bits, compare
 
 FRESH = 3  # replays on different inputs for every case
 SAME = 3  # replays on the same inputs, whose outputs must be equal to the bit
+SLOWEST = 50  # times as long as the baseline's may an execution take, if that is more than SLOW_US
 UNSTEADY = (
     "a race, or memory that is read before it is written; a task whose results may differ says `deterministic = False`"
 )
@@ -83,6 +85,7 @@ class Verifier:
         prove: whether to check which kernels wrote the outputs.
         """
         program = self.programs.build(loaded, case, [self.programs.inputs(case, key)])
+        self._check_pace(program, loaded, case)
         share = Share(program.plan, program.outputs_of_plan) if prove and needs_proof(program.plan) else None
         inputs = inputs_of(self.task, case, key, fresh)
         for done, (variant, number) in enumerate(inputs, 1):
@@ -137,6 +140,15 @@ class Verifier:
             elif not program.outputs_are(first):
                 raise Stop("verify", Verdict.WRONG, f"{where}: replays on the same inputs differ: {UNSTEADY}")
 
+    def _check_pace(self, program: Program, loaded: Loaded, case: Case) -> None:
+        """Raises Stop(TIMEOUT) if an execution takes far longer than the baseline's: others wait for the GPU."""
+        if loaded is self.programs.seed:
+            self.programs.baseline_us[case.name] = _replay_us(program)
+        limit = max(SLOWEST * self.programs.baseline_us.get(case.name, math.inf), SLOW_US)
+        if program.executed_us > limit and (us := _replay_us(program)) > limit:
+            message = f"one execution takes {us / 1e6:.2g} s, more than the {limit / 1e6:.2g} s that are allowed beside"
+            raise Stop("verify", Verdict.TIMEOUT, f"case {case.name}: {message} the baseline")
+
     def expect(self, case: Case, key: int, variant: str, arguments: Sequence[Any]) -> oracle.Expected | None:
         """Returns what the reference, or the seed kernel in its place, makes of `arguments`, which are used up."""
         if self.task.reference is not None:
@@ -175,3 +187,8 @@ class Verifier:
             why = seed_oracle.UNLIKE_ITSELF if is_reference else ""
             raise Stop("verify", Verdict.WRONG, f"{where}: {message}{why}")
         summary.add(where, ratio, expected.rms_budget)
+
+
+def _replay_us(program: Program) -> float:
+    program.reset()
+    return timed_us(program.replay, torch.cuda.current_stream())
