@@ -193,6 +193,17 @@ while seen == seen:
 """
 )
 
+# One execution takes about a second: each load waits for the one before.
+CRAWLING = source(
+    ONE_PASS
+    + """
+seen = tl.load(o + row, volatile=True)
+for again in range(3_000_000):
+    seen = tl.load(o + row + (seen > 1e30).to(tl.int32), volatile=True)
+tl.store(o + row, seen, mask=seen > 1e30)
+"""
+)
+
 AUTOTUNED = """import torch
 import triton
 import triton.language as tl

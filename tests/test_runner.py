@@ -173,6 +173,16 @@ def test_faults_are_verdicts_and_the_next_candidate_is_measured(lab, source, ver
 
 @pytest.mark.gpu
 @needs_gpu
+def test_a_candidate_that_is_far_too_slow_soon_gives_the_gpu_back(lab):
+    before = lab.runner.respawns
+    report = lab.evaluate(sources.CRAWLING)
+    assert report.verdict is Verdict.TIMEOUT
+    assert "one execution takes" in report.message
+    assert lab.runner.respawns == before
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_a_runner_killed_from_outside_is_replaced_and_the_candidate_tried_again(lab):
     os.kill(lab.runner._process._process.pid, signal.SIGKILL)
     report = lab.evaluate(sources.RIGHT["one pass"])
