@@ -25,6 +25,7 @@ from tests.reference_support import COPYING, FAST, IDLE, WRONG, reference_task
 pytest.importorskip("cuda.bindings")
 
 from fitness.gpu.baselines import BaselineCall, _alias, reason
+from fitness.gpu.paired_benchmark import SeedTimes
 
 SHORT, LONG = 20.0, 200.0  # microseconds: of what is timed as several copies, and as one
 NAN = 0xFF
@@ -254,6 +255,31 @@ def test_only_what_is_compiled_is_called_ahead(made, monkeypatch):
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+
+
+class Slowing(float):
+    """Microseconds that a call of PyTorch takes, and more from some time on."""
+
+    factor = 1.0
+
+    def __radd__(self, us: float) -> float:
+        return us + self * Slowing.factor
+
+
+def test_pytorch_is_as_fast_as_itself_though_the_gpu_has_become_slower(monkeypatch, tmp_path):
+    measured = SeedTimes.noise
+
+    def then_slower(self, *given):
+        found = measured(self, *given)
+        Slowing.factor = 1.3
+        return found
+
+    monkeypatch.setattr(Slowing, "factor", 1.0)
+    monkeypatch.setattr(SeedTimes, "noise", then_slower)
+    report = CpuBench(monkeypatch, tmp_path, Slowing(40.0)).prepared
+    assert report.verdict is Verdict.OK
+    assert Slowing.factor == 1.3
+    assert [timing.ratio for timing in report.timings] == [pytest.approx(1)]
 
 
 class TestOnGpu:

@@ -15,6 +15,7 @@ from tests.bench_on_cpu import CpuBench, N, at, doubling
 pytest.importorskip("pynvml")
 
 from fitness.cuda.device import DeviceFacts
+from fitness.gpu import paired_benchmark
 from fitness.gpu.benchmark import check_roofline, rates
 from fitness.gpu.exchange import put, take
 
@@ -150,3 +151,27 @@ def test_files_of_a_certificate_are_written_and_read_while_others_have_the_gpu(m
     found = bench.compare(None, cases, "1", str(tmp_path), answers)
     assert [match.verdict for match in found] == [Verdict.OK, Verdict.OK]
     assert lent == [len(cases), 0, 0]
+
+
+def executions(monkeypatch, folder, us: float) -> int:
+    """Of a seed kernel while it is prepared."""
+    folder.mkdir()
+    count = 0
+
+    def counted(x: int, y: int, n: int) -> float:
+        nonlocal count
+        count += 1
+        return doubling(us)(x, y, n)
+
+    assert CpuBench(monkeypatch, folder, counted).prepared.verdict is Verdict.OK
+    return count
+
+
+def test_a_seed_that_takes_tenths_of_a_second_is_prepared_with_fewer_executions(monkeypatch, tmp_path):
+    monkeypatch.setattr(paired_benchmark, "SAMPLE_US", 0)  # one launch a sample
+    usual, longer, slow = (
+        executions(monkeypatch, tmp_path / name, us) for name, us in (("a", 200.0), ("b", 20_000.0), ("c", 300_000.0))
+    )
+    assert usual == longer
+    each = 2 * 2  # the candidate's and the baseline's, in two comparisons
+    assert longer - slow >= (paired_benchmark.FLOOR_PAIRS - paired_benchmark.FLOOR_LEAST) * each

@@ -46,20 +46,26 @@ LOOK_PAIRS, LOOK_MARGIN = 6, 1.02
 class Benchmark:
     """Measures plans of one task on one GPU. Use it within `torch.cuda.stream(bench.stream)`."""
 
-    _lent: Aside = contextlib.nullcontext
-
-    def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping, lent: Aside) -> None:
+    def __init__(
+        self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping, lent: Aside = contextlib.nullcontext
+    ) -> None:
         """lent: entered while this process does without the GPU; others may have it then."""
-        self._lent = lent
         device = torch.device("cuda", index)
         for own in (compare, fingerprint):
             own.prepare(index)  # loading a kernel cannot be captured
         self.stream = torch.cuda.Stream(device)
         timer = Timer(task, self.stream, GpuWatch(index), facts.l2_bytes, stopping)
-        self._set_up(task, device, facts, timer)
+        self._set_up(task, device, facts, timer, lent)
 
-    def _set_up(self, task: Task, device: torch.device, facts: DeviceFacts, timer: Timer) -> None:
-        self.task, self.device, self.facts, self.timer = task, device, facts, timer
+    def _set_up(
+        self,
+        task: Task,
+        device: torch.device,
+        facts: DeviceFacts,
+        timer: Timer,
+        lent: Aside = contextlib.nullcontext,
+    ) -> None:
+        self.task, self.device, self.facts, self.timer, self._lent = task, device, facts, timer, lent
         self.programs = Programs(task, device)
         self._verifier = Verifier(self.programs)
         self.seed_times = SeedTimes(self.programs, timer)
@@ -292,7 +298,7 @@ class Benchmark:
         baseline.integrity.remember_inputs()
         noise = self.seed_times.noise(case, baseline, keys)
         other = self.programs.another_baseline(case, (self.programs.inputs(case, k) for k in keys), copies)
-        found = self.timer.compare(other, baseline, noise)
+        found = self.timer.compare(other, baseline)  # PyTorch itself cannot slow the baseline down
         self.programs.baseline_us[case.name] = statistics.median(found.baseline_us)
         if changed := baseline.integrity.changed_inputs():
             name = self.task.parameters[changed[0]]

@@ -48,6 +48,9 @@ COPIES_BYTES = 2 << 30  # device memory for all copies of one case.
 # The seed is compared with itself, each time in other memory: the place of its buffers changes its time by up to a
 # percent.  Eight comparisons rarely see the worst case: hence the margin, an exponent.
 FLOOR_COMPARISONS, FLOOR_PAIRS, FLOOR_MARGIN = 8, 20, 1.5
+# Of a seed that takes tenths of a second fewer pairs are taken, or preparing it would take minutes.  The fewer, the
+# wider its floor comes out.
+FLOOR_US, FLOOR_LEAST = 1e6, 3  # for one comparison, and pairs
 FLOOR_BYTES = 4 << 30  # device memory of paired programs that are kept so that the next one gets other memory.
 # of a baseline that was slow, on each of two inputs, to see whether they are the reason
 ALONE_ROUNDS, ALONE_SAMPLES = 2, 5
@@ -268,12 +271,14 @@ class SeedTimes:
         if graph not in self._noise:
             others: list[Program | BaselineCall] = []
             ratios, medians = [], []
+            pair_us = 2 * self._us[case.name] * baseline.copies
+            pairs = min(FLOOR_PAIRS, max(FLOOR_LEAST, int(FLOOR_US / pair_us)))
             baseline.reset()
             for _ in range(FLOOR_COMPARISONS):
                 inputs = (self._programs.inputs(case, key) for key in keys)
                 others.append(self._programs.another_baseline(case, inputs, baseline.copies))
                 others[-1].reset()
-                block = self._timer.block(others[-1], baseline, FLOOR_PAIRS)
+                block = self._timer.block(others[-1], baseline, pairs)
                 others[-1].integrity.drop_outputs()
                 ratios.append(statistics.median(s / t for s, t in zip(block.baseline_us, block.own_us, strict=True)))
                 medians.append(statistics.median(block.baseline_us))
