@@ -189,6 +189,16 @@ def test_sizes_whose_result_is_empty_are_not_taken():
     assert sizes.own_cpu["rows"] < 100
 
 
+def test_the_number_of_layers_is_no_size():
+    text = problem(
+        "self.rnn(x[0], x[1])[0]", "torch.rand(batch, 6, 32), torch.rand(layers, batch, 32)",
+        sizes="batch = 64\nlayers = 8", more="        self.rnn = nn.RNN(32, 32, a0, batch_first=True)", init="layers",
+    )  # fmt: skip
+    sizes = sizes_of(text.replace("(self, x)", "(self, *x)"), most_bytes=1 << 30)
+    assert {axes["layers"] for axes in (sizes.own, sizes.own_cpu, sizes.other, sizes.other_cpu)} == {8}
+    assert sizes.other["batch"] < 64 > sizes.own_cpu["batch"]
+
+
 def test_a_problem_that_cannot_be_made_small_enough_says_its_size():
     with pytest.raises(TaskError, match=r"takes .* GiB at the least size"):
         sizes_of(problem("x * 2", "torch.rand(4096, 4096)", sizes="n = 1"), most_bytes=1 << 20)

@@ -25,6 +25,7 @@ class Extent:
     """Shapes and bytes of inputs, state and outputs at some sizes."""
 
     inputs: tuple[tuple[int, ...], ...]  # shapes
+    state: tuple[str, ...]  # paths: what kernels get after the inputs
     elements: int
     nbytes: int
     empty: bool  # whether a result has no elements
@@ -78,6 +79,7 @@ def extent(problem: Problem, axes: Mapping[str, int]) -> Extent:
     tensors = [*inputs, *(value for _, value in state(model)), *results]
     return Extent(
         tuple(tuple(a.shape) for a in inputs),
+        tuple(path for path, _ in state(model)),
         sum(t.numel() for t in tensors),
         sum(t.numel() * t.element_size() for t in tensors),
         not all(t.numel() for t in results),
@@ -141,14 +143,15 @@ def _other(problem: Problem, axes: Axes, steering: Sequence[str]) -> Axes:
 def _smaller(problem: Problem, axes: Axes, than: Extent) -> Extent | None:
     """Returns the extent at `axes` if the model accepts them, the inputs are smaller, and no result is empty.
 
-    On the meta device some versions of PyTorch make an empty result of sizes that convolutions refuse elsewhere.
+    A model with fewer layers is another one: its kernels would get other arguments.  On the meta device some versions
+    of PyTorch make an empty result of sizes that convolutions refuse elsewhere.
     """
     try:
         there = extent(problem, axes)
     except Exception:  # the file's own code: these sizes do not agree
         return None
     smaller = _count(there.inputs) < _count(than.inputs)
-    return there if smaller and not there.empty else None
+    return there if smaller and there.state == than.state and not there.empty else None
 
 
 def _count(shapes: Sequence[Sequence[int]]) -> int:
