@@ -475,6 +475,25 @@ def test_checks_stand_side_by_side_on_the_kernels_that_all_judged(tmp_path):
     assert "TritonBench" not in text
 
 
+def test_each_kernel_has_a_row_that_says_who_saw_and_said_what(tmp_path):
+    folder = Folder(tmp_path)
+    wrong = [Variant("/t/x", "seed", op, "", f"{op} = 1") for op in ("lost", "unseen")]
+    right = [Variant("/t/x", "seed", PLAIN, "", "d = 1")]
+    for v, status in ((wrong[0], "wrong"), (right[0], "right")):
+        answer = {"id": v.id, "task": "x", "place": "elsewhere", "status": status, "variant": "heavy"}
+        append(folder.witnesses("interpret"), answer)
+    append(folder.verdicts("cpu", "x"), {"id": wrong[0].id, "verdict": "rejected", "stage": "estimate"})
+    append(folder.verdicts("kernelbench-cpu"), {"id": wrong[0].id, "verdict": "ok"})
+    bench_checker.write_csv(folder, "interpret", wrong, right)
+    rows = [line.split(",") for line in (tmp_path / "cpu.csv").read_text().splitlines()]
+    assert tuple(rows[0]) == bench_checker.COLUMNS
+    same = ["built-in", "x", "seed"]
+    assert rows[1:] == [
+        ["wrong", wrong[0].id, *same, "lost", "wrong", "elsewhere", "heavy", "rejected", "estimate", "ok"],
+        ["right", right[0].id, *same, PLAIN, "right", "", "", "", "", ""],
+    ]
+
+
 def test_mutants_of_a_kernel_that_is_not_seen_to_be_right_do_not_count(tmp_path):
     folder = Folder(tmp_path)
     plain = [Variant("/t/x", name, PLAIN, "", f"{name} = 0") for name in "ab"]

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from analysis.figures import marks, suites, text
+from analysis.figures import checker, marks, suites, text
 from analysis.figures.__main__ import main
 from evo.core.errors import ConfigError
 
@@ -114,3 +114,34 @@ def test_variants_are_compared_at_equal_answers_where_both_have_so_many(tmp_path
     assert [row[4].split(" ")[0] for row in after] == ["2.00×", "4.00×"]
     assert [row[5].split(" ")[0] for row in after] == ["0.71×", "0.50×"]
     assert figures["table"].splitlines()[2] == "| k | 10, 4 | 5, 2 | 20 %, ? | 8.00 (3) | 4.00 (2) |"
+
+
+def test_a_wrong_kernel_counts_if_a_witness_and_the_evaluator_say_something_of_it(tmp_path: Path) -> None:
+    head = "kind,id,group,task,kernel,operator,seen,class,inputs,verdict,stage,rule"
+    rows = [
+        "wrong,a,built-in,softmax,seed,mask-lost,wrong,cpu,normal,wrong,verify,ok",
+        "wrong,b,built-in,softmax,seed,mask-lost,wrong,gpu,large,ok,done,ok",
+        "wrong,c,built-in,softmax,seed,mask-lost,right,,,ok,done,",  # does the same
+        "wrong,d,built-in,softmax,seed,stride-swapped,wrong,cpu,normal,compile_error,compile,",
+        "wrong,e,built-in,softmax,seed,stride-swapped,wrong,cpu,normal,,,",  # not asked
+        "right,f,built-in,softmax,seed,plain,right,,,ok,done,ok",
+        "right,g,built-in,softmax,seed,plain,right,,,wrong,verify,ok",
+        "right,h,built-in,softmax,seed,plain,invalid,,,ok,done,ok",
+    ]
+    (tmp_path / "gpu.csv").write_text("\n".join([head, *rows]) + "\n")
+    (tmp_path / "cpu.csv").write_text("\n".join([head, rows[0].replace("wrong,a", "wrong,z")]) + "\n")
+    found = checker.checker(tmp_path)
+    assert found["gpu.refused"].startswith("1 of 2 [") and found["cpu.refused"].startswith("1 of 1 [")
+    assert found["gpu.rule"].startswith("0 of 2 [")
+    assert (found["gpu.right"], found["cpu.right"]) == ("1 of 2", "0 of 0")
+    assert (found["wrong"], found["gpu.wrong"]) == ("3", "2")
+    sizes = [[cell.split(" [")[0] for cell in line.split(" | ")[1:]] for line in found["refused"].splitlines()[2:]]
+    assert sizes == [
+        ["1 of 2", "1 of 1"],
+        ["1 of 1", "1 of 1"],
+        ["0 of 1", "none |"],
+        ["none", "none |"],
+        ["0 of 2", "0 of 1"],
+    ]
+    assert [line.split(" | ")[0] for line in found["operators"].splitlines()[2:]] == ["| mask-lost"]
+    assert found["survivors"].splitlines()[2:] == ["| on a GPU | softmax | seed | mask-lost | large |"]

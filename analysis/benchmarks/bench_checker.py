@@ -14,6 +14,7 @@ Device "interpret" executes kernels in Triton's interpreter and evaluates them w
 from __future__ import annotations
 
 import argparse
+import csv
 import itertools
 import json
 import math
@@ -514,6 +515,39 @@ def report(folder: Folder, device: str, wrong: Sequence[Variant], right: Sequenc
     return f"{whole}\n{beside(folder, device, wrong, right, order)}"
 
 
+COLUMNS = ("kind", "id", "group", "task", "kernel", "operator", "seen", "class", "inputs", "verdict", "stage", "rule")
+
+
+def write_csv(folder: Folder, device: str, wrong: Sequence[Variant], right: Sequence[Variant]) -> None:
+    """Writes one row for each kernel that witnesses say something of.
+
+    seen: what they say (`state`); class, inputs: where a wrong kernel was first seen to be wrong, and on which inputs;
+    rule: the verdict by KernelBench's rule.
+    """
+    evaluator = EVALUATORS[device]
+    verdicts, rules = folder.all_verdicts(evaluator), folder.all_verdicts(f"{peer_checks.KERNELBENCH}-{evaluator}")
+    witnesses, kinds = folder.all_witnesses(), (("wrong", wrong), ("right", right))
+    with open(folder.root / f"{evaluator}.csv", "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for kind, variant in ((kind, v) for kind, variants in kinds for v in variants if v.id in witnesses):
+            answers, said = witnesses[variant.id], verdicts.get(variant.id, {})
+            place = witness_class(answers, CLASSES[evaluator])
+            writer.writerow(
+                {
+                    **{c: getattr(variant, c) for c in ("id", "group", "kernel", "operator")},
+                    "kind": kind,
+                    "task": variant.task_name,
+                    "seen": state(answers),
+                    "class": place,
+                    "inputs": answers[place].get("variant", "") if place else "",
+                    "verdict": said.get("verdict", ""),
+                    "stage": said.get("stage", ""),
+                    "rule": rules.get(variant.id, {}).get("verdict", ""),
+                }
+            )
+
+
 def has_gpu() -> bool:
     import torch
 
@@ -554,6 +588,8 @@ def main() -> None:
         if options.device != "none":
             run(folder, wrong, right, device, options.jobs)
         parts.append(report(folder, device, wrong, right))
+        if parts[-1]:
+            write_csv(folder, device, *usable(folder, wrong, right))
     text = "\n".join(filter(None, parts))
     (folder.root / "report.md").write_text(text, encoding="utf-8")
     print(text)

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
-from analysis.figures import searches, suites
+from analysis.figures import checker, searches, suites
 from analysis.figures.text import Figures
 from evo.core.errors import ConfigError
 
@@ -24,6 +24,7 @@ OF_FOLDER: dict[str, Callable[[Path], Figures]] = {
     "kernelbench-level1": suites.kernelbench_level1,
     "kernelbench-claude": suites.kernelbench_claude,
     "tritonbench-claude": suites.tritonbench_claude,
+    "checker": checker.checker,
     "h200-structural": searches.structural,
     "h200-claude": searches.with_a_model,
     "h200-claude-24": searches.with_a_model,

@@ -1,0 +1,82 @@
+"""Computes the figures of the benchmark of the checker, `analysis.benchmarks.bench_checker`: wrong kernels refused."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from analysis import stats
+from analysis.figures.text import Figures, table
+
+ACCEPTED, NOT_COMPILED = "ok", "compile_error"
+# Where a wrong kernel was first seen to be wrong, in the words of the benchmark.
+CLASSES = {"": "all", "cpu": "at sizes for a CPU", "gpu": "at sizes for a GPU", "elsewhere": "at sizes in between"}
+
+Row = dict[str, str]
+
+
+def checker(folder: Path) -> Figures:
+    """Returns the figures of both evaluators, from one row a kernel, evaluator and folder."""
+    rows = {device: _read(folder / f"{device}.csv") for device in ("gpu", "cpu")}
+    figures: Figures = {"refused": _refused(rows), "operators": _operators(rows), "survivors": _survivors(rows)}
+    both = set[str]()
+    for device, found in rows.items():
+        wrong, right = _of(found, "wrong"), _of(found, "right")
+        both |= {row["id"] for row in wrong}
+        figures[f"{device}.wrong"] = str(len(wrong))
+        figures[f"{device}.refused"] = _share(_kept(wrong, "verdict"))
+        figures[f"{device}.right"] = f"{sum(row['verdict'] == ACCEPTED for row in right)} of {len(right)}"
+        figures[f"{device}.rule"] = _share(_kept(wrong, "rule"))
+    return figures | {"wrong": str(len(both))}
+
+
+def _read(path: Path) -> list[Row]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _of(rows: Iterable[Row], seen: str) -> list[Row]:
+    """Returns mutants that are seen to be wrong, or right kernels seen to be so, that the evaluator judged."""
+    return [r for r in rows if r["kind"] == r["seen"] == seen and r["verdict"] not in ("", NOT_COMPILED)]
+
+
+def _kept(rows: Iterable[Row], column: str) -> list[bool]:
+    """Returns whether each wrong kernel was refused, of those that were judged."""
+    return [row[column] != ACCEPTED for row in rows if row[column] not in ("", NOT_COMPILED)]
+
+
+def _share(refused: Sequence[bool]) -> str:
+    if not refused:
+        return "none"
+    low, high = stats.share_interval(sum(refused), len(refused))
+    return f"{sum(refused)} of {len(refused)} [{100 * low:.1f} %, {100 * high:.1f} %]"
+
+
+def _refused(rows: dict[str, list[Row]]) -> str:
+    """Returns wrong kernels refused by each evaluator, by where they are wrong."""
+    lines = []
+    for place, words in CLASSES.items():
+        chosen = {d: [r for r in _of(found, "wrong") if place in ("", r["class"])] for d, found in rows.items()}
+        lines.append((words, *(_share(_kept(chosen[device], "verdict")) for device in rows)))
+    rules = (_share(_kept(_of(found, "wrong"), "rule")) for found in rows.values())
+    return table(("wrong kernels refused", "on a GPU", "without a GPU"), [*lines, ("by KernelBench's rule", *rules)])
+
+
+def _operators(rows: dict[str, list[Row]]) -> str:
+    names = sorted({row["operator"] for found in rows.values() for row in _of(found, "wrong")})
+    lines = []
+    for name in names:
+        of = [[r for r in _of(found, "wrong") if r["operator"] == name] for found in rows.values()]
+        lines.append((name, *(_share(_kept(found, "verdict")) for found in of), _share(_kept(of[0], "rule"))))
+    return table(("fault", "on a GPU", "without a GPU", "KernelBench's rule, on a GPU"), lines)
+
+
+def _survivors(rows: dict[str, list[Row]]) -> str:
+    lines = [
+        ("on a GPU" if device == "gpu" else "without", row["task"], row["kernel"], row["operator"], row["inputs"])
+        for device, found in rows.items()
+        for row in _of(found, "wrong")
+        if row["verdict"] == ACCEPTED
+    ]
+    return table(("accepted", "task", "kernel", "fault", "wrong on inputs"), lines)
