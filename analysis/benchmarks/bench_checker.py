@@ -521,7 +521,7 @@ COLUMNS = ("kind", "id", "group", "task", "kernel", "operator", "seen", "class",
 def write_csv(folder: Folder, device: str, wrong: Sequence[Variant], right: Sequence[Variant]) -> None:
     """Writes one row for each kernel that witnesses say something of.
 
-    seen: what they say (`state`); class, inputs: where a wrong kernel was first seen to be wrong, and on which inputs;
+    seen: what they say (`state`); class, inputs: the first place and inputs that show the fault;
     rule: the verdict by KernelBench's rule.
     """
     evaluator = EVALUATORS[device]

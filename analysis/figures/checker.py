@@ -10,7 +10,7 @@ from analysis import stats
 from analysis.figures.text import Figures, table
 
 ACCEPTED, NOT_COMPILED = "ok", "compile_error"
-# Where a wrong kernel was first seen to be wrong, in the words of the benchmark.
+# The first place that shows a fault.
 CLASSES = {"": "all", "cpu": "at sizes for a CPU", "gpu": "at sizes for a GPU", "elsewhere": "at sizes in between"}
 
 Row = dict[str, str]
@@ -54,7 +54,7 @@ def _share(refused: Sequence[bool]) -> str:
 
 
 def _refused(rows: dict[str, list[Row]]) -> str:
-    """Returns wrong kernels refused by each evaluator, by where they are wrong."""
+    """Returns wrong kernels refused by each evaluator, by the place that shows it."""
     lines = []
     for place, words in CLASSES.items():
         chosen = {d: [r for r in _of(found, "wrong") if place in ("", r["class"])] for d, found in rows.items()}
