@@ -126,8 +126,8 @@ class InstantEvaluator:
 
     def profile(self, candidate: Candidate, evaluation: Evaluation, *, counters: bool = True) -> Profile:
         terms = evaluation.timings[0].terms
-        numbers = {f"{name}, µs": us for name, us in terms.items()}
-        return Profile("estimate", "memory", "made up", numbers, case=evaluation.timings[0].case, metrics=numbers)
+        by_term = {f"{name}, µs": us for name, us in terms.items()}
+        return Profile("estimate", "memory", "made up", by_term, case=evaluation.timings[0].case, metrics=by_term)
 
     def certify(self, source: str, *, seed: int) -> Certificate:
         return Certificate(Candidate(source).id, Verdict.INFRASTRUCTURE, "nothing is executed")

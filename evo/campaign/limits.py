@@ -151,10 +151,10 @@ def check_limits(limits: Mapping[str, float], models: tuple[Model, ...], device:
         check_limit(OPTIONS[kind], limit)
         if kind in (TOKENS, USD) and not models:
             raise ConfigError(f"{OPTIONS[kind]}: expected a model whose answers it limits, got none; leave it out")
-    priceless = [m.name for m in models if m.costs and m.usd_in is None]
-    if USD in limits and priceless:
+    unpriced = [m.name for m in models if m.costs and m.usd_in is None]
+    if USD in limits and unpriced:
         raise ConfigError(
-            f"--max-usd: expected a price for each model, got none for {', '.join(priceless)}; give usd_in and "
+            f"--max-usd: expected a price for each model, got none for {', '.join(unpriced)}; give usd_in and "
             f"usd_out in a file of models (docs/llm.md), or limit tokens by --max-tokens"
         )
     if GPU_SECONDS in limits and device == "cpu":

@@ -328,10 +328,10 @@ def measure_baselines(folder: Path, names: Sequence[str], target: str, workers: 
     from fitness.tasks.task import load_task
 
     known = read_baselines(folder)
-    new = [load_task(folder / TASKS / name, tried=True) for name in names if name not in known]
+    unmeasured = [load_task(folder / TASKS / name, tried=True) for name in names if name not in known]
     with adding(folder / BASELINES) as add:
-        kernels = [(task, task.needed_seed) for task in new]
-        for timed in measure(kernels, get_target(target), workers) if new else ():
+        kernels = [(task, task.needed_seed) for task in unmeasured]
+        for timed in measure(kernels, get_target(target), workers) if unmeasured else ():
             task, found = timed.task, timed.baselines
             add({"kernel": task.name, "hash": task.hash, "baselines": [dataclasses.asdict(b) for b in found]})
             said = (f"{b.name} {b.us:.1f} us, {b.ratio:.2f}x" if not b.error else f"{b.name}: {b.error}" for b in found)

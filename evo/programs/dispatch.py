@@ -206,14 +206,14 @@ def _if_faster(source: str, found: _Evaluated, say: Callable[[str], None]) -> Di
 # --- its files -------------------------------------------------------------------------------------------------------
 
 
-def _write(run_folder: Path, source: str, found: _Evaluated) -> None:
+def _write(run_folder: Path, source: str, evaluated: _Evaluated) -> None:
     folder = run_folder / FOLDER
     folder.mkdir(exist_ok=True)
     (folder / "kernel.py").write_text(source, encoding="utf-8")
     raw = {
-        "dispatcher": json.loads(evaluation_to_json(found.dispatcher)),
-        "best": json.loads(evaluation_to_json(found.best)),
-        "certificate": asdict(found.certificate),
+        "dispatcher": json.loads(evaluation_to_json(evaluated.dispatcher)),
+        "best": json.loads(evaluation_to_json(evaluated.best)),
+        "certificate": asdict(evaluated.certificate),
     }
     (folder / "evidence.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
 

@@ -295,12 +295,12 @@ class Program(Replayable):
     def tracked_writes(self) -> WriteTracker:
         """Executes all steps on the first copy, one by one, and returns which step wrote which bytes."""
         arena = self.memory.arenas[0]
-        found = WriteTracker(self.memory, arena, torch.zeros_like(arena))
+        tracker = WriteTracker(self.memory, arena, torch.zeros_like(arena))
         self._reset()
         stream = torch.cuda.current_stream().cuda_stream
         for number, step in self._numbered():
-            found.follow(step, functools.partial(self._step, step, number, 0, stream))
-        return found
+            tracker.follow(step, functools.partial(self._step, step, number, 0, stream))
+        return tracker
 
     def parts(self) -> tuple[Graph, Graph]:
         """Returns graphs of the launches alone and of all other steps alone.  Replay them on what a replay left."""

@@ -145,28 +145,28 @@ def parse(text: str) -> Counters:
 
 def readings(values: Mapping[str, float], units: Mapping[str, str]) -> dict[str, float]:
     """Returns the raw metrics of one launch as readings: percentages, microseconds, bytes."""
-    found: dict[str, float] = {}
+    counters: dict[str, float] = {}
     for reading, patterns in READINGS.items():
         measured = [(values[name], name) for name in values if any(re.fullmatch(p, name) for p in patterns)]
         if measured:
             value, name = max(measured)
-            found[reading] = value * _US.get(units.get(name, ""), 1e-3) if reading == "time" else value
+            counters[reading] = value * _US.get(units.get(name, ""), 1e-3) if reading == "time" else value
     for name in values:
         if _SECTOR_BYTES.fullmatch(name):
-            found.setdefault("sector", 100 * values[name] / 32)
+            counters.setdefault("sector", 100 * values[name] / 32)
     states = {m[1]: values[name] for name in values if (m := _STALL.fullmatch(name))}
     # "x_not_issued" counts a part of x once more.
     stalls = {k: v for k, v in states.items() if k not in _PROGRESS and not k.endswith("_not_issued")}
     if sum(stalls.values()) > 0:
-        found |= {f"stall_{kind}": 100 * v / sum(stalls.values()) for kind, v in stalls.items()}
+        counters |= {f"stall_{kind}": 100 * v / sum(stalls.values()) for kind, v in stalls.items()}
     moved = [values[name] for name in values if _DRAM_BYTES.fullmatch(name)]
     if len(moved) == 2:
-        found["dram_bytes"] = sum(moved)
+        counters["dram_bytes"] = sum(moved)
     conflicts = [values[name] for name in values if _CONFLICTS.fullmatch(name)]
     accesses = [values[name] for name in values if _SHARED_ACCESSES.fullmatch(name)]
     if conflicts and accesses and max(accesses) > 0:
-        found["conflicts"] = max(conflicts) / max(accesses)
-    return found
+        counters["conflicts"] = max(conflicts) / max(accesses)
+    return counters
 
 
 _US = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6}
