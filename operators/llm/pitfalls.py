@@ -115,8 +115,9 @@ PITFALLS = (
     ),
     Pitfall(
         "A kernel returns nothing to the host, and Python lists, dicts and f-strings do not exist in it. Strings are "
-        'options only, also as constexpr parameters: `eviction_policy="evict_first"` or `"evict_last"`; '
-        '`cache_modifier` ".ca", ".cg" or ".cv" of loads, ".wb", ".cg", ".cs" or ".wt" of stores.',
+        'options only, also as constexpr parameters: `eviction_policy="evict_first"` or `"evict_last"`, for the L1 and '
+        'the L2 cache; `cache_modifier` ".ca", ".cg" or ".cv" of loads, ".wb", ".cg", ".cs" or ".wt" of stores. Both '
+        'may be given, and "" is neither.',
         _LANGUAGE,
         broken='i = tl.arange(0, 128)\nnames = {"a": 1}\ntl.store(y + i, tl.load(x + i) + names["a"])',
         fixed="i = tl.arange(0, 128)\nv = tl.load(x + i, cache_modifier='.cg', eviction_policy='evict_first')\n"
