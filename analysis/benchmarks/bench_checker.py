@@ -509,7 +509,6 @@ def report(folder: Folder, device: str, wrong: Sequence[Variant], right: Sequenc
     verdicts = folder.all_verdicts(evaluator)
     if not verdicts:
         return ""
-    wrong, right = usable(folder, wrong, right)
     order = CLASSES[evaluator]
     whole = table(evaluator, figures(wrong, right, folder.all_witnesses(), verdicts, order))
     return f"{whole}\n{beside(folder, device, wrong, right, order)}"
@@ -587,9 +586,10 @@ def main() -> None:
         say(f"{device}: {len(wrong)} mutants, {len(right)} right kernels")
         if options.device != "none":
             run(folder, wrong, right, device, options.jobs)
-        parts.append(report(folder, device, wrong, right))
+        kept = usable(folder, wrong, right)
+        parts.append(report(folder, device, *kept))
         if parts[-1]:
-            write_csv(folder, device, *usable(folder, wrong, right))
+            write_csv(folder, device, *kept)
     text = "\n".join(filter(None, parts))
     (folder.root / "report.md").write_text(text, encoding="utf-8")
     print(text)

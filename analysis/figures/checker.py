@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from analysis import stats
+from analysis.figures.suites import Rows, csv_rows
 from analysis.figures.text import Figures, table
+from evo.core.records import Verdict
 
-ACCEPTED, NOT_COMPILED = "ok", "compile_error"
+NOT_JUDGED = ("", Verdict.COMPILE_ERROR)  # what does not compile says nothing of the checker
 # The first place that shows a fault.
 CLASSES = {"": "all", "cpu": "at sizes for a CPU", "gpu": "at sizes for a GPU", "elsewhere": "at sizes in between"}
-
-Row = dict[str, str]
 
 
 def checker(folder: Path) -> Figures:
     """Returns the figures of both evaluators, from one row a kernel, evaluator and folder."""
-    rows = {device: _read(folder / f"{device}.csv") for device in ("gpu", "cpu")}
+    rows = {device: csv_rows(folder / f"{device}.csv") for device in ("gpu", "cpu")}
     figures: Figures = {"refused": _refused(rows), "operators": _operators(rows), "survivors": _survivors(rows)}
     both = set[str]()
     for device, found in rows.items():
@@ -26,24 +25,19 @@ def checker(folder: Path) -> Figures:
         both |= {row["id"] for row in wrong}
         figures[f"{device}.wrong"] = str(len(wrong))
         figures[f"{device}.refused"] = _share(_kept(wrong, "verdict"))
-        figures[f"{device}.right"] = f"{sum(row['verdict'] == ACCEPTED for row in right)} of {len(right)}"
+        figures[f"{device}.right"] = f"{sum(row['verdict'] == Verdict.OK for row in right)} of {len(right)}"
         figures[f"{device}.rule"] = _share(_kept(wrong, "rule"))
     return figures | {"wrong": str(len(both))}
 
 
-def _read(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def _of(rows: Iterable[Row], seen: str) -> list[Row]:
+def _of(rows: Rows, seen: str) -> Rows:
     """Returns mutants that are seen to be wrong, or right kernels seen to be so, that the evaluator judged."""
-    return [r for r in rows if r["kind"] == r["seen"] == seen and r["verdict"] not in ("", NOT_COMPILED)]
+    return [r for r in rows if r["kind"] == r["seen"] == seen and r["verdict"] not in NOT_JUDGED]
 
 
-def _kept(rows: Iterable[Row], column: str) -> list[bool]:
+def _kept(rows: Rows, column: str) -> list[bool]:
     """Returns whether each wrong kernel was refused, of those that were judged."""
-    return [row[column] != ACCEPTED for row in rows if row[column] not in ("", NOT_COMPILED)]
+    return [row[column] != Verdict.OK for row in rows if row[column] not in NOT_JUDGED]
 
 
 def _share(refused: Sequence[bool]) -> str:
@@ -53,7 +47,7 @@ def _share(refused: Sequence[bool]) -> str:
     return f"{sum(refused)} of {len(refused)} [{100 * low:.1f} %, {100 * high:.1f} %]"
 
 
-def _refused(rows: dict[str, list[Row]]) -> str:
+def _refused(rows: dict[str, Rows]) -> str:
     """Returns wrong kernels refused by each evaluator, by the place that shows it."""
     lines = []
     for place, words in CLASSES.items():
@@ -63,7 +57,7 @@ def _refused(rows: dict[str, list[Row]]) -> str:
     return table(("wrong kernels refused", "on a GPU", "without a GPU"), [*lines, ("by KernelBench's rule", *rules)])
 
 
-def _operators(rows: dict[str, list[Row]]) -> str:
+def _operators(rows: dict[str, Rows]) -> str:
     names = sorted({row["operator"] for found in rows.values() for row in _of(found, "wrong")})
     lines = []
     for name in names:
@@ -72,11 +66,11 @@ def _operators(rows: dict[str, list[Row]]) -> str:
     return table(("fault", "on a GPU", "without a GPU", "KernelBench's rule, on a GPU"), lines)
 
 
-def _survivors(rows: dict[str, list[Row]]) -> str:
+def _survivors(rows: dict[str, Rows]) -> str:
     lines = [
         ("on a GPU" if device == "gpu" else "without", row["task"], row["kernel"], row["operator"], row["inputs"])
         for device, found in rows.items()
         for row in _of(found, "wrong")
-        if row["verdict"] == ACCEPTED
+        if row["verdict"] == Verdict.OK
     ]
     return table(("accepted", "task", "kernel", "fault", "wrong on inputs"), lines)

@@ -28,6 +28,12 @@ def parquet(path: Path) -> Rows:
     return rows
 
 
+def csv_rows(path: Path) -> Rows:
+    """Returns the rows of a file of comma-separated values, all of them text."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 # --- TritonBench-G ----------------------------------------------------------------------------------------------------
 
 # Rules that were written or weighted after searches over this suite; a search without them is an independent one.
@@ -288,8 +294,7 @@ AFTER = (1, 2, 4, 8, 12)  # answers
 
 def tritonbench_claude(folder: Path) -> Figures:
     """Returns what variants of a search made of a model's answers, from one row an evaluated answer."""
-    with (folder / "answers.csv").open(encoding="utf-8", newline="") as file:
-        rows: Rows = list(csv.DictReader(file))
+    rows = csv_rows(folder / "answers.csv")
     answers: dict[str, dict[str, Rows]] = defaultdict(lambda: defaultdict(list))  # kernel -> variant -> in order
     for row in rows:
         answers[row["kernel"]][row["variant"]].append(row)

@@ -76,10 +76,11 @@ def extent(problem: Problem, axes: Mapping[str, int]) -> Extent:
         result = model(*given)
     inputs = [a for a in given if isinstance(a, torch.Tensor)]
     results = tensors_of(result)
-    tensors = [*inputs, *(value for _, value in state(model)), *results]
+    held = list(state(model))
+    tensors = [*inputs, *(value for _, value in held), *results]
     return Extent(
         tuple(tuple(a.shape) for a in inputs),
-        tuple(path for path, _ in state(model)),
+        tuple(path for path, _ in held),
         sum(t.numel() for t in tensors),
         sum(t.numel() * t.element_size() for t in tensors),
         not all(t.numel() for t in results),
