@@ -133,6 +133,14 @@ def test_guards_of_even_numbers_are_nan_in_every_type(dtype: torch.dtype) -> Non
     assert guard_bytes(made).unique().numel() > 50
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_guards_of_odd_numbers_are_finite_in_every_type_wider_than_a_byte(dtype: torch.dtype) -> None:
+    made = memory()
+    for _ in range(10):
+        made.renew_guards(3)
+        assert guard_bytes(made).clone().view(dtype).isfinite().all()
+
+
 def test_what_was_overwritten_before_guards_are_renewed_is_not_forgotten() -> None:
     made = memory()
     made._whole[1, 5] ^= 1

@@ -103,7 +103,7 @@ def _fused(exact: torch.Tensor, other: torch.Tensor) -> Norms | None:
     if kernel is None:
         return None
     args = {"exact": exact.data_ptr(), "other": other.data_ptr(), "n": exact.numel(), "BLOCK": BLOCK}
-    found = launched(kernel, exact.device, args, 5)  # summed here, always in the same order
+    found = launched(kernel, exact.device, args, 5)()  # summed here, always in the same order
     if found[:, 4].any():
         return None  # not finite: the caller finds the place by other means
     largest, error_largest = found[:, 0:4:2].max(0).tolist()

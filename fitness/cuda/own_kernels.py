@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +48,13 @@ def suits(*tensors: torch.Tensor) -> bool:
     return all(x.is_cuda and x.is_contiguous() and x.data_ptr() % ALIGNED == 0 for x in tensors)
 
 
-def launched(kernel: LoadedKernel, device: torch.device, args: Mapping[str, Any], results: int) -> np.ndarray:
-    """Returns what `kernel` writes to its parameter `out`: (programs, results) float64.  Waits for the GPU."""
+def launched(
+    kernel: LoadedKernel, device: torch.device, args: Mapping[str, Any], results: int
+) -> Callable[[], np.ndarray]:
+    """Enqueues a launch; the returned function waits for what it writes to `out`: (programs, results) float64."""
     out = torch.empty((programs_of(device), results), dtype=torch.float64, device=device)
     enqueue(kernel, device, (len(out), 1, 1), {**args, "out": out.data_ptr()})
-    return out.numpy(force=True)  # NumPy sums so few numbers in a tenth of the time that PyTorch takes
+    return lambda: out.numpy(force=True)  # NumPy sums so few numbers in a tenth of the time that PyTorch takes
 
 
 @functools.cache

@@ -6,6 +6,7 @@ One by one, thirty-two copies of a small kernel would keep the host busy for lon
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -38,6 +39,19 @@ def _left_free(ref: TensorRef, device: torch.device) -> torch.Tensor | None:
     return free.repeat_interleave(size) if bool(free.any()) else None
 
 
+@functools.lru_cache(maxsize=16)
+def _guard_masks(zones: tuple[tuple[int, int], ...], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what makes random bytes of all zones (start, end) the content of guard zones, by `as_guard`.
+
+    The first is for finite numbers, by a bitwise and; the second for NaN, by a bitwise or.
+    """
+    masks = []
+    for value, number in ((0xFF, 1), (0x00, 2)):
+        parts = [torch.full((end - start,), value, dtype=torch.uint8, device=device) for start, end in zones]
+        masks.append(torch.cat([as_guard(part, number, start) for part, (start, _) in zip(parts, zones, strict=True)]))
+    return masks[0], masks[1]
+
+
 class DeviceMemory(Layout):
     """One allocation with `copies` of all buffers of a plan: `fitness.frontend.memory.Layout` on a GPU.
 
@@ -56,6 +70,8 @@ class DeviceMemory(Layout):
         # PyTorch's own generator starts with the same seed in every process.
         self._generator = torch.Generator(device).manual_seed(secrets.randbits(63))
         self._pattern = torch.empty(sum(self._sizes), dtype=torch.uint8, device=device)
+        self._guards = [self._whole[:, start:end] for _, start, end in self._gaps]
+        self._finite, self._nan = _guard_masks(tuple((start, end) for _, start, end in self._gaps), device)
         self._changed = torch.zeros(copies, dtype=torch.bool, device=device)
         self._guard(1)
         refs = (ref for ref in plan.inputs if isinstance(ref, TensorRef))
@@ -74,15 +90,15 @@ class DeviceMemory(Layout):
             end, previous = start + buffer.nbytes, f"after {self.name(b)}"
         yield previous or "in no buffer", end, pitch
 
-    def _guards(self) -> list[torch.Tensor]:
-        return [self._whole[:, start:end] for _, start, end in self._gaps]
-
     def _guard(self, number: int) -> None:
         """Fills the guard zones with other random bytes, by the rule of `fitness.frontend.memory.as_guard`."""
         self._pattern.random_(0, 256, generator=self._generator)
-        patterns = self._pattern.split(self._sizes)
-        for zone, pattern, (_, start, _) in zip(self._guards(), patterns, self._gaps, strict=True):
-            zone.copy_(as_guard(pattern, number, start))
+        if number % 2:
+            self._pattern &= self._finite
+        else:
+            self._pattern |= self._nan
+        for zone, pattern in zip(self._guards, self._pattern.split(self._sizes), strict=True):
+            zone.copy_(pattern)
 
     def renew_guards(self, number: int) -> None:
         """Enqueues: checks the guard zones, then fills them with other bytes."""
@@ -130,7 +146,7 @@ class DeviceMemory(Layout):
 
     def look_at_guards(self) -> None:
         """Enqueues a comparison whose result `overwritten` returns."""
-        self._changed |= (torch.cat(self._guards(), dim=1) != self._pattern).any(dim=1)
+        self._changed |= (torch.cat(self._guards, dim=1) != self._pattern).any(dim=1)
 
     def overwritten(self) -> list[str]:
         """Returns one line per guard zone that had changed at a look, e.g. "3 bytes after output 0 were overwritten".
@@ -140,7 +156,7 @@ class DeviceMemory(Layout):
         bad = [copy for copy, is_bad in enumerate(self._changed.tolist()) if is_bad]
         if not bad:
             return []
-        parts = (torch.cat([zone[bad[0]] for zone in self._guards()]) != self._pattern).split(self._sizes)
+        parts = (torch.cat([zone[bad[0]] for zone in self._guards]) != self._pattern).split(self._sizes)
         counts = [int(part.sum()) for part in parts]
         found = [
             f"{count} bytes {label} were overwritten"

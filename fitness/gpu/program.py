@@ -25,7 +25,7 @@ from fitness.gpu.cache import LINE, demote
 from fitness.gpu.fingerprint import fingerprint
 from fitness.interpreter.delegation import WriteTracker
 from fitness.sandbox.jobs import JobError
-from fitness.verify.compare import same_bits
+from fitness.verify.compare import differing, same_bits
 
 SLOW_US = 250_000.0  # so long an execution keeps the GPU from others: it is not repeated without need
 
@@ -279,12 +279,13 @@ class Program(Replayable):
         """Returns whether the outputs of the first copy equal these to the bit."""
         return all(same_bits(output, value) for output, value in zip(self.outputs(), expected, strict=True))
 
-    def modified_inputs(self, arguments: Sequence[Any]) -> list[int]:
-        """Returns positions of tensor arguments that the first copy changed without declaring them as written.
+    def modified_inputs(self, arguments: Sequence[Any]) -> Callable[[], list[int]]:
+        """Enqueues comparisons with the arguments before; the returned function waits.
 
-        arguments: the arguments before.
+        It gives the positions of tensor arguments that the first copy changed without declaring them as written.
         """
-        return [i for i, windows in self._read.items() if not same_bits(windows[0], arguments[i])]
+        modified = {i: differing(windows[0], arguments[i]) for i, windows in self._read.items()}
+        return lambda: [i for i, differs in modified.items() if differs()]
 
     # --- graphs ------------------------------------------------------------------------------------------------------
 

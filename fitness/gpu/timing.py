@@ -12,6 +12,7 @@ section 7.1.) Pairs must be independent; alternating the order within pairs and 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,14 +52,20 @@ def median_interval(values: Sequence[float] | np.ndarray, alpha: float = ALPHA) 
 
     (-inf, inf) if there are too few values for any pair of order statistics (below 6 for alpha = 0.05).
     """
-    from scipy import stats  # a second of every process that imports this module, and few take times.
-
     ordered = np.sort(np.asarray(values, dtype=float))
     n = len(ordered)
-    k = int(stats.binom.ppf(alpha / 2, n, 0.5)) if n else 0  # P(X <= k - 1) <= alpha / 2 < P(X <= k)
+    k = _order_statistic(n, alpha)
     if k < 1:
         return -math.inf, math.inf
     return float(ordered[k - 1]), float(ordered[n - k])
+
+
+@functools.cache
+def _order_statistic(n: int, alpha: float) -> int:
+    """Returns k, for which P(X <= k - 1) <= alpha / 2 < P(X <= k); X is binomial(n, 1/2)."""
+    from scipy import stats  # a second of every process that imports this module, and few take times.
+
+    return int(stats.binom.ppf(alpha / 2, n, 0.5)) if n else 0
 
 
 def paired_ratio(candidate_us: Sequence[float], baseline_us: Sequence[float], alpha: float = ALPHA) -> Ratio:

@@ -110,12 +110,13 @@ class Verifier:
         program.integrity.look_at_guards()
         # The expectation is made now, from inputs drawn again: none of it was on the device during the replay.
         again = self.programs.inputs(case, key, variant)
-        changed = program.modified_inputs(again) or (program.integrity.changed_inputs() if repeats > 1 else [])
-        if broken := program.memory.overwritten():  # asked for so late that the GPU has work meanwhile
-            raise Stop("verify", Verdict.WRONG, f"{where}: store out of bounds: {'; '.join(broken)}")
-        if changed:
-            raise Stop("verify", Verdict.WRONG, f"{where}: argument {changed[0]} was modified; copy it instead")
+        modified = program.modified_inputs(again)
         expected = self.expect(case, key, variant, again)
+        # Asked for so late that the GPU has work meanwhile.
+        if broken := program.memory.overwritten():
+            raise Stop("verify", Verdict.WRONG, f"{where}: store out of bounds: {'; '.join(broken)}")
+        if changed := modified() or (program.integrity.changed_inputs() if repeats > 1 else []):
+            raise Stop("verify", Verdict.WRONG, f"{where}: argument {changed[0]} was modified; copy it instead")
         if expected is not None:
             self.compare(program, expected, where, summary)
             if expected.infinite:

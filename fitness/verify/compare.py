@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -236,15 +236,24 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Returns whether two tensors of one dtype and shape are equal to the bit."""
+    """Returns whether two tensors of one dtype have the same shape and are equal to the bit."""
+    return not differing(a, b)()
+
+
+def differing(a: torch.Tensor, b: torch.Tensor) -> Callable[[], bool]:
+    """Enqueues a comparison of two tensors of one dtype; the returned function waits and says whether they differ."""
     one, other = words(a), words(b)
-    if (one.dtype, one.shape) == (other.dtype, other.shape):
-        kernel = _kernel(one.device.index) if one.dtype == torch.int64 and suits(one, other) else None
-        if kernel is None:
-            return torch.equal(one, other)
-        args = {"a": one.data_ptr(), "b": other.data_ptr(), "n": one.numel(), "BLOCK": BLOCK}
-        return not bool(launched(kernel, one.device, args, 1).any())
-    return torch.equal(bits(a), bits(b))
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        one, other = bits(a), bits(b)
+    if one.shape != other.shape:
+        return lambda: True
+    kernel = _kernel(one.device.index) if one.dtype == torch.int64 and suits(one, other) else None
+    if kernel is None:
+        differs = (one != other).any()
+        return lambda: bool(differs)
+    args = {"a": one.data_ptr(), "b": other.data_ptr(), "n": one.numel(), "BLOCK": BLOCK}
+    count = launched(kernel, one.device, args, 1)
+    return lambda: bool(count().any())
 
 
 def words(tensor: torch.Tensor) -> torch.Tensor:
