@@ -20,6 +20,7 @@ from typing import Any
 
 from evo.core import syntax
 from evo.core.errors import TaskError
+from fitness.tasks.installed import distribution_of
 
 PLAIN = "a module, a function, a torch.dtype, or a constant of numbers, texts, tuples, lists and dicts"
 _TUNERS = "triton.runtime.autotuner"
@@ -293,7 +294,9 @@ def is_installed(module: str) -> bool:
         return False
     places = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}
     path = Path(file).resolve()
-    return bool({"site-packages", "dist-packages"} & set(path.parts)) or any(p in path.parents for p in places)
+    if {"site-packages", "dist-packages"} & set(path.parts) or any(p in path.parents for p in places):
+        return True
+    return distribution_of(top, file) is not None
 
 
 def _is_common(module: str) -> bool:
