@@ -258,8 +258,11 @@ def test_what_cannot_become_a_task_says_why(folder: Path, tmp_path: Path) -> Non
     capture = captured(folder, "odd", "odd.py")
     with pytest.raises(evo.EvoError, match=r"argument index holds values .* --keep-values"):
         make_task(capture, "gather_kernel", tmp_path / "task")
-    with pytest.raises(evo.EvoError, match=r"__main__.host does not stand alone: host uses STATE: .* got object"):
+    alone = r"__main__.host does not stand alone: host uses STATE: .* got object"
+    with pytest.raises(evo.EvoError, match=alone):
         make_task(capture, "host", tmp_path / "task")
+    with pytest.raises(evo.EvoError, match=alone + ".* or make the task of the launch alone, by --launch"):
+        make_task(capture, "kernels.scale_kernel", tmp_path / "task")
     assert not (tmp_path / "task").exists()
 
 
