@@ -283,7 +283,7 @@ adding_kernel[(1,)](x, torch.empty_like(x), 9)
 """
     )
     capture = captured(folder, "hooked", "hooked.py")
-    with pytest.raises(evo.EvoError, match="no call of .*adding_kernel can be made again: its tuner's .* a pre_hook"):
+    with pytest.raises(evo.EvoError, match=r"no call of .*adding_kernel can be made again: its tuner's .* a pre_hook"):
         make_task(capture, "adding_kernel", tmp_path / "task", launch=True)
 
 

@@ -131,7 +131,7 @@ def hooked(x):
     assert "logger = logging.getLogger('mine')" in text
     assert "CONFIGS = [triton.Config({'BLOCK': 32}, num_warps=2, num_stages=1, maxnreg=64)]" in text
     exec(compile(text.partition("@triton")[0], "again", "exec"), {})
-    with pytest.raises(TaskError, match="hooked > hooked_kernel uses HOOKED: .* got a triton.Config with a pre_hook"):
+    with pytest.raises(TaskError, match=r"hooked > hooked_kernel uses HOOKED: .* got a triton.Config with a pre_hook"):
         cut(found, "hooked")
 
 
