@@ -175,7 +175,7 @@ def test_a_block_is_watched_from_python(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_users_sitecustomize_runs_too(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
-    env = inside.environment({"watch": None, "patch": "", "report": ""})
+    env = inside.environment({"watch": None, "patches": [], "report": ""})
     env["PYTHONPATH"] += os.pathsep + str(tmp_path)
     done = subprocess.run([sys.executable, "-c", "import sitecustomize"], env=env, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("mine\n", "")
@@ -258,9 +258,33 @@ def test_what_cannot_become_a_task_says_why(folder: Path, tmp_path: Path) -> Non
     capture = captured(folder, "odd", "odd.py")
     with pytest.raises(evo.EvoError, match=r"argument index holds values .* --keep-values"):
         make_task(capture, "gather_kernel", tmp_path / "task")
-    with pytest.raises(evo.EvoError, match=r"__main__.host does not stand alone: host uses STATE: .* got object"):
+    alone = r"__main__.host does not stand alone: host uses STATE: .* got object"
+    with pytest.raises(evo.EvoError, match=alone):
         make_task(capture, "host", tmp_path / "task")
+    with pytest.raises(evo.EvoError, match=alone + ".* or make the task of the launch alone, by --launch"):
+        make_task(capture, "kernels.scale_kernel", tmp_path / "task")
     assert not (tmp_path / "task").exists()
+
+
+def test_a_launch_alone_has_no_pre_hook(folder: Path, tmp_path: Path) -> None:
+    """The kernel adds to what its tuner's pre_hook has filled with zeros."""
+    (folder / "hooked.py").write_text(
+        f"""{HEAD}
+
+@triton.autotune(configs=[triton.Config({{"BLOCK": 32}}, pre_hook=lambda given: given["y"].zero_())], key=[])
+@triton.jit
+def adding_kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(y + i, mask=i < n) + tl.load(x + i, mask=i < n), mask=i < n)
+
+
+x = torch.randn(9)
+adding_kernel[(1,)](x, torch.empty_like(x), 9)
+"""
+    )
+    capture = captured(folder, "hooked", "hooked.py")
+    with pytest.raises(evo.EvoError, match=r"no call of .*adding_kernel can be made again: its tuner's .* a pre_hook"):
+        make_task(capture, "adding_kernel", tmp_path / "task", launch=True)
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------

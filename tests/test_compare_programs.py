@@ -17,11 +17,12 @@ from tests.capture_programs import KERNELS, run
 PROGRAM = """
 import json, sys
 import ops
+import others
 from ops import half
 
 values = [half(float(n)) for n in range(4)]
 for n, value in enumerate(values):
-    print(f"step {n} loss {value}")
+    print(f"step {n} loss {value} times {others.half(4.0)}")
 json.dump({"loss": values, "name": "x"}, open("out.json", "w"))
 """
 OPS = "def half(x):\n    return x / 2\n"
@@ -48,10 +49,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compared")
     (folder / "program.py").write_text(PROGRAM)
     (folder / "ops.py").write_text(OPS)
-    for name, factor, module in (("equal", 1.0, "ops"), ("close", 1.001, "ops"), ("elsewhere", 1.0, "other")):
+    (folder / "others.py").write_text(OPS)
+    for name, factor, module in (
+        ("equal", 1.0, "ops"),
+        ("close", 1.001, "ops"),
+        ("second", 1.0, "others"),
+        ("elsewhere", 1.0, "nowhere"),
+    ):
         (folder / name).mkdir()
         (folder / name / "__init__.py").touch()
-        (folder / name / "patch.py").write_text(PATCH.replace("FACTOR", str(factor)))
+        (folder / name / "patch.py").write_text(PATCH.replace("FACTOR", str(factor)).replace("ops", module))
         (folder / name / "origin.json").write_text(json.dumps({"version": 1, "module": module, "attribute": "half"}))
     return folder
 
@@ -78,6 +85,16 @@ def test_other_outputs_fail_beyond_the_tolerance(folder: Path) -> None:
     )
     assert len(found["sides"][0]["seconds"]) == len(found["sides"][1]["seconds"]) == found["pairs"] == 1
     assert compared(folder, "close", "--output", "out.json", "--tolerance", "0.01").returncode == 0
+
+
+def test_several_packages_of_one_side_run_together(folder: Path) -> None:
+    done = compared(folder, "close,second", "--numbers", r"(?:loss|times) (\S+)", "--json")
+    assert done.returncode == 1, done.stderr
+    side = json.loads(done.stdout)["sides"][1]
+    assert side["side"] == "close,second" and side["report"].splitlines() == ["the new code ran 4 times"] * 2
+    assert side["deviation"] == pytest.approx(1e-3)  # each replaced its own function
+    done = compared(folder, "equal,elsewhere", "--numbers", r"loss (\S+)")
+    assert done.returncode == 2 and "elsewhere: expected the program to import the module" in done.stderr
 
 
 def test_a_package_that_is_not_imported_is_an_error(folder: Path) -> None:
@@ -119,7 +136,7 @@ def test_misuse_is_explained(folder: Path, options: list[str], text: str) -> Non
 def test_sides_are_checked(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"lacks patch\.py and origin\.json"):
         side_of(str(folder / "nothing"))
-    assert side_of("original").package is None
+    assert side_of("original").packages == ()
 
 
 def test_outputs_are_read_from_files_of_each_kind(tmp_path: Path) -> None:

@@ -98,6 +98,43 @@ def host(x):
     assert "class Mine" not in within and "@triton.autotune(configs=[triton.Config({'BLOCK': 32}, num_warps=4" in within
 
 
+def test_configurations_and_loggers_are_constants(tmp_path: Path) -> None:
+    found = module(
+        tmp_path,
+        "cut_constants",
+        """
+import logging
+
+logger = logging.getLogger("mine")
+CONFIGS = [triton.Config({"BLOCK": 32}, num_warps=2, num_stages=1, maxnreg=64)]
+HOOKED = [triton.Config({"BLOCK": 32}, pre_hook=lambda given: given["x"].zero_())]
+
+@triton.autotune(configs=CONFIGS, key=["n"])
+@triton.jit
+def kernel(x, n, BLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, BLOCK), 0.0)
+
+def host(x):
+    logger.debug("launched")
+    kernel[(1,)](x, x.numel())
+
+@triton.autotune(configs=HOOKED, key=["n"])
+@triton.jit
+def hooked_kernel(x, n, BLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, BLOCK), 0.0)
+
+def hooked(x):
+    hooked_kernel[(1,)](x, x.numel())
+""",
+    )
+    text = cut(found, "host")
+    assert "logger = logging.getLogger('mine')" in text
+    assert "CONFIGS = [triton.Config({'BLOCK': 32}, num_warps=2, num_stages=1, maxnreg=64)]" in text
+    exec(compile(text.partition("@triton")[0], "again", "exec"), {})
+    with pytest.raises(TaskError, match=r"hooked > hooked_kernel uses HOOKED: .* got a triton.Config with a pre_hook"):
+        cut(found, "hooked")
+
+
 def test_a_decorator_that_cannot_be_copied_is_left_out(tmp_path: Path) -> None:
     found = module(
         tmp_path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import sys
@@ -221,6 +222,24 @@ def test_a_kernel_is_launched_as_before_and_replaced_inside_the_domain(tmp_path,
     assert len(ran) == 3
     assert switch.original_runs == {f"{name}: value not verified": 1 for name in ("grid", "factor", "BLOCK", "n")}
     assert proxy.arg_names == ["x_ptr", "y_ptr", "n", "factor", "BLOCK"] and proxy.fn is kernel.fn
+
+
+def test_pytorchs_operators_take_a_replaced_kernel(tmp_path, monkeypatch):
+    """`torch.library.triton_op` launches kernels by way of `wrap_triton`, which refuses what is no kernel."""
+    kernel = import_program(write_program(tmp_path, "prog_wrapped"), monkeypatch).scale_kernel
+    proxy, _, ran = proxy_of(kernel)
+    assert type(proxy) is KernelProxy and isinstance(proxy, type(kernel))
+
+    @torch.library.triton_op("evo_tests::scaled", mutates_args={})
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros_like(x)
+        torch.library.wrap_triton(proxy)[(4,)](x, y, x.numel(), 2.0, BLOCK=16)
+        return y
+
+    assert not scaled(ones(64)).any() and len(ran) == 1, "the new code ran, which does nothing here"
+    x = ones(32).mul(3)
+    assert scaled(x)[:32].any() and len(ran) == 1, "the original ran"
+    assert type(copy.copy(proxy)) is KernelProxy
 
 
 def test_what_a_tuner_chooses_is_taken_from_the_verified_call(tmp_path, monkeypatch):

@@ -392,6 +392,16 @@ def test_also_where_the_seed_itself_stays_below_the_edge() -> None:
     assert verdict(far, own / 2) == 0 and verdict(far, torch.where(own > 6e4, math.inf, own / 2)) == math.inf
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_of_a_seed_kernel_is_compared(dtype: torch.dtype) -> None:
+    own = torch.tensor([1.0, -2.5, 0.25, math.nan]).to(dtype).repeat(100)
+    expected = by_seed_expected(own)
+    assert verdict(expected, own) == 0
+    other = own.float()
+    other[0] = 32.0
+    assert verdict(expected, other.to(dtype)) > 1
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -45,7 +45,8 @@ def add(commands: Any) -> None:
         "--compare",
         nargs=2,
         metavar=("A", "B"),
-        help="run PROGRAM alternately with A and B: `original`, or a folder of `evo apply RUN --package DIR`",
+        help="run PROGRAM alternately with A and B: `original`, or a folder of `evo apply RUN --package DIR`; several "
+        "folders with commas between them",
     )
     group.add_argument(
         "--repeats", type=int, default=6, metavar="N", help="pairs of timed runs (default: 6, least for an interval)"
@@ -115,8 +116,8 @@ def _show_compared(compared: Compared) -> None:
         where = f" ({side.worst})" if side.worst else ""
         median = statistics.median(side.seconds)
         common.say(f"{side.name}: median {median:.3f} s; outputs differ by at most {side.deviation:.3g}{where}")
-        if side.report:
-            common.say(f"    {side.report}")
+        for line in side.report.splitlines():
+            common.say(f"    {line}")
     verdict = "the same" if compared.equal else "NOT the same"
     common.say(
         f"outputs are {verdict} within {compared.tolerance:g}, against the first run of {compared.sides[0].name}"

@@ -1,7 +1,8 @@
 """Runs a whole program with and without replaced kernels, alternately: same outputs, and which is faster?
 
-A side is `original`, or the folder of a package that `evo apply RUN --package DIR` made.  Outputs are a file that the
-program writes (.pt, .npz, .npy or .json), or the numbers that a regular expression finds in what it prints.
+A side is `original`, or the folders of one or more packages that `evo apply RUN --package DIR` made, with commas
+between them.  Outputs are a file that the program writes (.pt, .npz, .npy or .json), or the numbers that a regular
+expression finds in what it prints.
 """
 
 from __future__ import annotations
@@ -137,18 +138,18 @@ def _differs(one: Any, other: Any) -> float:
 
 @dataclass
 class Side:
-    """One side: its name, the package (None: the original), seconds of its timed runs, and its kernels.
+    """One side: its name, the packages (none: the original), seconds of its timed runs, and its kernels.
 
     deviation: the largest from the first run of the first side; `worst`: of which output.
     """
 
     name: str
-    package: Path | None
+    packages: tuple[Path, ...]
     seconds: list[float] = field(default_factory=list)
     deviation: float = 0.0
     worst: str = ""
     capture: Capture | None = None
-    report: str = ""  # what the package said of its calls at the end of a run
+    report: str = ""  # what the packages said of their calls at the end of a run
 
     def note(self, differs: tuple[float, str]) -> None:
         if differs[0] > self.deviation:
@@ -190,17 +191,21 @@ class Compared:
 
 
 def side_of(text: str) -> Side:
-    """Returns the side that a user names.  Raises ConfigError if it is neither `original` nor a package."""
+    """Returns the side that a user names.  Raises ConfigError if it is neither `original` nor packages."""
     if text == ORIGINAL:
-        return Side(text, None)
-    folder = Path(text)
-    missing = [name for name in ("patch.py", "origin.json") if not (folder / name).exists()]
-    if missing:
-        raise ConfigError(
-            f"--compare: expected {ORIGINAL}, or a folder that `evo apply RUN --package DIR` made, got {text}, which "
-            f"lacks {' and '.join(missing)}"
-        )
-    return Side(text, folder)
+        return Side(text, ())
+    folders = [Path(name) for name in text.split(",")]
+    for folder in folders:
+        missing = [name for name in ("patch.py", "origin.json") if not (folder / name).exists()]
+        if missing:
+            raise ConfigError(
+                f"--compare: expected {ORIGINAL}, or folders that `evo apply RUN --package DIR` made (with commas "
+                f"between them), got {folder}, which lacks {' and '.join(missing)}"
+            )
+    names = [folder.resolve().name for folder in folders]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"--compare: expected packages of different names, got {twice} twice")
+    return Side(text, tuple(folders))
 
 
 def compare(
@@ -217,12 +222,13 @@ def compare(
         if wanted.file is not None:
             wanted.file.unlink(missing_ok=True)
         with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder, "report")
-            ended = run_program(command, watch=watch, values=False, patch=side.package, report=report, keep_output=True)
+            report = Path(folder)
+            ended = run_program(
+                command, watch=watch, values=False, patches=side.packages, report=report, keep_output=True
+            )
             if ended.code:
                 raise ConfigError(f"{side.name}: expected the program to end well, it ended with code {ended.code}")
-            if side.package is not None:
-                side.report = _report(side, report)
+            side.report = "\n".join(_report(package, report / str(i)) for i, package in enumerate(side.packages))
         found = wanted.of(ended)
         first = found if first is None else first
         side.note(deviation(first, found))
@@ -240,12 +246,12 @@ def compare(
     return Compared(sides, tolerance, paired_ratio(sides[1].seconds, sides[0].seconds))
 
 
-def _report(side: Side, file: Path) -> str:
-    """Returns what the package of a side said.  Raises ConfigError if it was not imported."""
+def _report(package: Path, file: Path) -> str:
+    """Returns what a package said.  Raises ConfigError if it was not imported."""
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(
-            f"{side.name}: expected the program to import the module that the package patches (see its origin.json), "
+            f"{package}: expected the program to import the module that the package patches (see its origin.json), "
             "it did not; a kernel in the program's main file has to move into a module"
         ) from None

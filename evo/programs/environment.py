@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fitness.tasks.installed import distribution_of
+
 
 def facts_of_process(device: str) -> dict[str, Any]:
     """Returns what a capture says of its process.  device: "gpu", "interpreter" or "none"."""
@@ -41,13 +43,6 @@ def sha256_of(file: str) -> str | None:
 
 def package_of(module: str, file: str) -> dict[str, Any]:
     """Returns the distribution that a module is installed from, and its version; None for both otherwise."""
-    if not {"site-packages", "dist-packages"} & set(Path(file).parts):
-        return {"package": None, "package_version": None}
-    name = next(iter(_distributions().get(module.partition(".")[0], [])), None)
+    name = distribution_of(module, file)
     version = None if name is None else importlib.metadata.version(name)
     return {"package": name, "package_version": version}
-
-
-@functools.cache
-def _distributions() -> Any:
-    return importlib.metadata.packages_distributions()

@@ -287,6 +287,11 @@ class KernelProxy(KernelInterface):
         self._parameters = inspect.signature(python_function(original)).parameters
         setattr(self, _MARK, True)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The class of the original: `torch.library.wrap_triton` takes instances of Triton's own classes alone."""
+        return type(vars(self).get("_original", self))
+
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         return functools.partial(self.run, grid=grid, warmup=False)
 

@@ -4,8 +4,8 @@ EVO_PROGRAM is a JSON object:
 
     {"watch": {"folder": for the files of the capture, "keep_values": whether values that cannot be drawn are kept,
                "values": whether arguments are described} or null,
-     "patch": folder of a package with patch.py, or "",
-     "report": file for what the package says of its calls at the end, or ""}
+     "patches": folders of packages with patch.py,
+     "report": folder for what packages say of their calls at the end, a file each named by its number, or ""}
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def start(text: str) -> None:
     program = json.loads(text)
     if program["watch"]:
         _start_watch(program["watch"])
-    if program["patch"]:
-        _start_patch(Path(program["patch"]), program["report"])
+    for number, folder in enumerate(program["patches"]):
+        report = Path(program["report"], str(number)) if program["report"] else None
+        _start_patch(Path(folder), report)
 
 
 # --- watching --------------------------------------------------------------------------------------------------------
@@ -90,17 +91,17 @@ def at_end(write: Any) -> None:
 # --- patching --------------------------------------------------------------------------------------------------------
 
 
-def _start_patch(folder: Path, report: str) -> None:
-    """Imports patch.py of a package after the module that it patches."""
+def _start_patch(folder: Path, report: Path | None) -> None:
+    """Imports patch.py of a package after the module that it patches.  report: file for what it says of its calls."""
     origin = json.loads((folder / "origin.json").read_text(encoding="utf-8"))
 
     def after(module: ModuleType) -> None:
         if module.__name__ == origin["module"]:
             sys.path.append(str(folder.parent))
             patch = importlib.import_module(f"{folder.name}.patch")
-            if report:
-                _write_report(patch, Path(report))
-                at_end(lambda: _write_report(patch, Path(report)))
+            if report is not None:
+                _write_report(patch, report)
+                at_end(lambda: _write_report(patch, report))
 
     ImportWatch(after).__enter__()
 

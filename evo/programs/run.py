@@ -28,7 +28,7 @@ def run_program(
     watch: Path | None = None,
     keep_values: bool = False,
     values: bool = True,
-    patch: Path | None = None,
+    patches: Sequence[Path] = (),
     report: Path | None = None,
     keep_output: bool = False,
     quiet: bool = False,
@@ -36,12 +36,13 @@ def run_program(
     """Runs a command to its end.
 
     watch: folder for a capture; None: not watched.  values: describe the arguments of calls, too.
-    patch: a package with patch.py, which is imported after the module that it patches; report: file for what it says
-    of its calls.  keep_output: return what the program prints on standard output.  quiet: what it prints there goes to
-    standard error.  Raises ConfigError if it cannot be started.
+    patches: packages with patch.py, each imported after the module that it patches; report: folder for what each says
+    of its calls, in a file named by its number.  keep_output: return what the program prints on standard output.
+    quiet: what it prints there goes to standard error.  Raises ConfigError if it cannot be started.
     """
     settings = None if watch is None else {"folder": str(watch.resolve()), "keep_values": keep_values, "values": values}
-    env = environment({"watch": settings, "patch": _absolute(patch), "report": _absolute(report)})
+    where = "" if report is None else str(report.resolve())
+    env = environment({"watch": settings, "patches": [str(patch.resolve()) for patch in patches], "report": where})
     out = subprocess.PIPE if keep_output else sys.stderr.fileno() if quiet else None
     begin = time.perf_counter()
     try:
@@ -54,10 +55,6 @@ def run_program(
     seconds = time.perf_counter() - begin
     printed = done.stdout.decode(errors="replace") if keep_output else ""
     return ProgramEnd(done.returncode, seconds, printed)
-
-
-def _absolute(path: Path | None) -> str:
-    return "" if path is None else str(path.resolve())
 
 
 def new_folder(command: Sequence[str], parent: Path = Path("captures")) -> Path:

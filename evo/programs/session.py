@@ -28,7 +28,7 @@ def capture(folder: str | os.PathLike[str], *, keep_values: bool = False) -> Ite
     if VARIABLE in os.environ:
         raise ConfigError("evo.capture: expected a program that is not watched yet; leave out one of the two captures")
     settings = {"folder": str(path), "keep_values": keep_values, "values": True}
-    inherited = environment({"watch": settings, "patch": "", "report": ""})
+    inherited = environment({"watch": settings, "patches": [], "report": ""})
     watcher = Watcher(path, keep_values)
     with mock.patch.dict(os.environ, inherited):
         watcher.start()

@@ -59,7 +59,7 @@ def make_task(
 
     subject = _subject(capture, name, launch)
     if not subject.source:
-        raise TaskError(f"{subject.name} does not stand alone: {subject.not_cut}")
+        raise TaskError(f"{subject.name} does not stand alone: {subject.not_cut}{_or_launch(capture, subject, name)}")
     usable, left_out = _usable(subject)
     calls = [_as_call(call) for call in usable]
     fresh = drawable(calls)
@@ -98,6 +98,14 @@ def _subject(capture: Capture, name: str, launch: bool) -> CapturedHost:
     if kernel.kind != "triton":
         raise ConfigError(f"{name} is a kernel that torch.compile wrote: expected one of the program's own")
     return (None if launch else capture.host_of(kernel)) or kernel
+
+
+def _or_launch(capture: Capture, subject: CapturedHost, name: str) -> str:
+    """Returns what to do if a host function does not stand alone, but the kernel of that name does."""
+    if isinstance(subject, CapturedKernel):
+        return ""
+    kernels = [kernel for kernel in capture.kernels if kernel.source and name in (kernel.name, kernel.attribute)]
+    return "; or make the task of the launch alone, by --launch" if kernels else ""
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ from fitness.suites.values import structure
 
 VERSION = 1  # of the files
 MOST = 64  # distinct calls that are kept of one host function or kernel
+PRE_HOOK = "its tuner's configurations have a pre_hook, which a launch alone does not run"
 IN_GRAPH = "it was first seen while a CUDA graph was captured, when values cannot be read"
 WRITE_EVERY_S = 30.0  # a program that is killed leaves what it did until then
 FIRST = 16  # of launches that are alike so many are timed at first
@@ -436,6 +437,8 @@ class Watcher:
             call.trouble = IN_GRAPH
         elif new and self._values:
             self._safely(self._describe_launch, call, launch.kernel, kernel, grid, args, given)
+            if _has_pre_hook(launch.kernel.kernel):
+                call.trouble = PRE_HOOK
         if launch.in_graph:
             return None
         if launch.entered is None:
@@ -546,6 +549,15 @@ class Watcher:
         """Returns the function that a watching one stands for; other values as they are."""
         inner = getattr(value, "__wrapped__", None)
         return inner if inner is not None and id(inner) in self._hosts else value
+
+
+def _has_pre_hook(kernel: Any) -> bool:
+    """Returns whether a tuner around a kernel does something before a launch, such as filling the output with zeros."""
+    while not isinstance(kernel, (JITFunction, InterpretedFunction)):
+        if isinstance(kernel, Autotuner) and any(config.pre_hook is not None for config in kernel.configs):
+            return True
+        kernel = kernel.fn
+    return False
 
 
 def _file_of(function: Any) -> str:

@@ -10,6 +10,7 @@ import ast
 import copy
 import dis
 import inspect
+import logging
 import sys
 import sysconfig
 import textwrap
@@ -20,6 +21,7 @@ from typing import Any
 
 from evo.core import syntax
 from evo.core.errors import TaskError
+from fitness.tasks.installed import distribution_of
 
 PLAIN = "a module, a function, a torch.dtype, or a constant of numbers, texts, tuples, lists and dicts"
 _TUNERS = "triton.runtime.autotuner"
@@ -213,11 +215,19 @@ class KernelWriter(SourceWriter):
 
     def _autotune(self, label: str, tuner: Any) -> str:
         """Returns the decorator by which Triton itself chooses among the configurations of a tuner."""
-        configs = []
-        for config in tuner.configs:
-            options = f"num_warps={config.num_warps}, num_stages={config.num_stages}"
-            configs.append(f"triton.Config({self.literal('configs', config.kwargs, label)}, {options})")
-        return f"triton.autotune(configs=[{', '.join(configs)}], key={list(tuner.keys)!r})"
+        configs = ", ".join(self._config("configs", config, label) for config in tuner.configs)
+        return f"triton.autotune(configs=[{configs}], key={list(tuner.keys)!r})"
+
+    def _config(self, name: str, config: Any, label: str) -> str:
+        """Returns a configuration of a tuner as Python source."""
+        self._import("triton")
+        options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        options |= {"num_ctas": config.num_ctas} if config.num_ctas != 1 else {}
+        options |= {"maxnreg": config.maxnreg} if config.maxnreg is not None else {}
+        if config.pre_hook is not None:
+            raise self.uncopied(label, name, "a triton.Config with a pre_hook")
+        named = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        return f"triton.Config({self.literal(name, config.kwargs, label)}, {named})"
 
     def _is_importable(self, module: str) -> bool:
         return _is_common(module) or (module.partition(".")[0] != self._package and is_installed(module))
@@ -243,6 +253,11 @@ class KernelWriter(SourceWriter):
             if type(value).__name__ == "dtype":
                 return next(f"tl.{n}" for n in _languages_dtypes() if _languages_dtypes()[n] == value)
             return f"tl.constexpr({self.literal(name, value.value, label)})"
+        if kind == f"{_TUNERS}.Config":
+            return self._config(name, value, label)
+        if isinstance(value, logging.Logger):
+            self._import("logging")
+            return f"logging.getLogger({value.name!r})"
         if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
             items = [self.literal(name, item, label) for item in value]
             inside = ", ".join(items)
@@ -293,7 +308,9 @@ def is_installed(module: str) -> bool:
         return False
     places = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}
     path = Path(file).resolve()
-    return bool({"site-packages", "dist-packages"} & set(path.parts)) or any(p in path.parents for p in places)
+    if {"site-packages", "dist-packages"} & set(path.parts) or any(p in path.parents for p in places):
+        return True
+    return distribution_of(top, file) is not None
 
 
 def _is_common(module: str) -> bool:

@@ -514,7 +514,7 @@ def _check_reference(task: Task, first: Sequence[Any], where: str) -> None:
         raise TaskError(f"{where}: reference returns no tensor and writes is empty; return one or declare writes")
     if (structure, [o.shape for o in outputs]) != (wide_structure, [o.shape for o in wide]):
         raise TaskError(f"{where}: reference gives other shapes for float64 inputs; it must not depend on the dtype")
-    if not all(bool(torch.isfinite(output).all()) for output in (*outputs, *wide)):
+    if not all(bool(torch.isfinite(output.double()).all()) for output in (*outputs, *wide)):
         raise TaskError(
             f"{where}: reference gives NaN or infinity on its own inputs, nothing can be compared with that; "
             "change inputs() so that the result is finite"

@@ -93,7 +93,8 @@ def expect(
         if output.numel() and not bool(finite.any()):
             return None
         defined = torch.where(finite, double, 0.0)
-        there = torch.where(finite & torch.isfinite(other), other.double(), defined)
+        moved_double = other.double()  # as above: of float8, PyTorch does not say whether it is finite
+        there = torch.where(finite & torch.isfinite(moved_double), moved_double, defined)
         size = norms(defined, there.to(output.dtype)) if output.numel() else None
         budgets.append(budget(size, output, task.tolerance, step))
         exact.append(double)
