@@ -364,6 +364,7 @@ KERNEL_CODE = [
     "acc = tl.zeros((B,), dtype=x.dtype.element_ty)\n    if n > 4 and B == 16:\n        acc += tl.where(acc > 0, 1, 0)",
     "m = triton.cdiv(n, B) + triton.next_power_of_2(B) + LIMIT",
     "while n > 0:\n        n -= B\n    a, b = tl.split(tl.join(n, n))",
+    "m = tl.maximum(n, B, propagate_nan=tl.PropagateNan.ALL) + tl.clamp(1.0, 0.0, 2.0, tl.PropagateNan.NONE)",
 ]
 
 

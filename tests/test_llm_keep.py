@@ -96,6 +96,14 @@ def test_what_is_not_clear_is_unreadable(code, parents, reason):
     assert isinstance(found, Unreadable) and reason in found.reason
 
 
+def test_a_sentence_that_begins_with_keep_is_a_comment():
+    sentence = "# keep: how many sixteenths of the output stay in the cache."
+    code = NEW.replace("# keep: entry\n", f"{sentence}\n# keep: entry\n")
+    filled = fill_in(code, [A])
+    assert isinstance(filled, str) and sentence in filled and "def entry(x):" in filled
+    assert fill_in(NEW.replace("keep: entry", "keep: helper entry"), [A]).count("def ") == 3
+
+
 def test_of_two_kernels_a_letter_chooses_and_equal_definitions_need_none():
     other = A.replace("return y", "return y * 1")
     assert "return y * 1" in fill_in("# keep: B.entry\n", [A, other])

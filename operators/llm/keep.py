@@ -3,7 +3,7 @@
 A line `# keep: NAME, NAME` at the left margin of an answer's code stands for the definitions of these names in kernel
 A.  The definitions and imports that they need, and the answer lacks, come along.  Names are those of functions,
 kernels, classes and constants at the top level.  If two parents define a name differently, `A.NAME` or `B.NAME` says
-which.
+which.  A sentence that happens to begin with `keep:` is a comment.
 """
 
 from __future__ import annotations
@@ -98,10 +98,13 @@ def fill_in(code: str, parents: Sequence[str]) -> str | Unreadable:
     imports: list[str] = []
     problems: list[str] = []
     there: set[str] = set(own)
-    wanted = {name for match in _KEEP.finditer(code) for _, name in _names(match["names"])}
+    lines = [match for match in _KEEP.finditer(code) if not _is_sentence(match["names"], sources)]
+    wanted = {name for match in lines for _, name in _names(match["names"])}
 
     def definitions(match: re.Match[str]) -> str:
         parts: list[str] = []
+        if _is_sentence(match["names"], sources):
+            return match[0]
         for label, name in _names(match["names"]):
             if name in there and name not in own:  # named twice
                 continue
@@ -120,6 +123,12 @@ def fill_in(code: str, parents: Sequence[str]) -> str | Unreadable:
     if problems:
         return Unreadable("; ".join(dict.fromkeys(problems)))
     return _with_imports(filled, list(dict.fromkeys(imports)))
+
+
+def _is_sentence(text: str, sources: Mapping[str, Source | None]) -> bool:
+    """Returns whether the text of a keep line is several words in a row, none of them defined by a parent."""
+    in_a_row = any(len(part.split()) > 1 for part in text.split(","))
+    return in_a_row and not any(s and name in s.defined for _, name in _names(text) for s in sources.values())
 
 
 def _source_of(label: str, name: str, sources: Mapping[str, Source | None], own: frozenset[str]) -> Source | str:

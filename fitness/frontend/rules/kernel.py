@@ -18,6 +18,7 @@ from fitness.frontend.rules.names import (
 
 _DUNDER = re.compile(r"__\w+__")
 _TRITON = ("triton.cdiv", "triton.next_power_of_2")
+_NAN_RULES = ("ALL", "NONE")  # of triton.language.PropagateNan: what tl.maximum, minimum and clamp make of NaN
 _FORBIDDEN = (
     ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef,
     ast.Lambda, ast.Try, ast.TryStar, ast.With, ast.AsyncWith, ast.AsyncFor, ast.Delete, ast.Raise, ast.Yield,
@@ -63,6 +64,8 @@ class KernelRules(ScopedVisitor):
         path = self.module.path(node, self.local)
         if path is not None:
             self._check_path(node, path)
+            return
+        if node.attr in _NAN_RULES and self.module.path(node.value, self.local) == "triton.language.PropagateNan":
             return
         if node.attr in FRAME_ATTRIBUTES:
             self.report("frame", node, f"`.{node.attr}` reaches into the interpreter; no frames or code objects")
