@@ -116,6 +116,13 @@ def test_variants_are_compared_at_equal_answers_where_both_have_so_many(tmp_path
     assert figures["table"].splitlines()[2] == "| k | 10, 4 | 5, 2 | 20 %, ? | 8.00 (3) | 4.00 (2) |"
 
 
+def test_a_kernel_without_a_right_answer_stands_in_the_table_too(tmp_path: Path) -> None:
+    head = "kernel,variant,answer,operator,verdict,speedup,ci_low,ci_high,seed_us,us,attainable_us"
+    (tmp_path / "answers.csv").write_text(f"{head}\nk,evolve,1,mutate,wrong,,,,,,\n")
+    table = suites.tritonbench_claude(tmp_path)["table"]
+    assert table.splitlines()[2] == "| k | ? | none is right | ? | 1.00 (1) |"
+
+
 def test_a_wrong_kernel_counts_if_a_witness_and_the_evaluator_say_something_of_it(tmp_path: Path) -> None:
     head = "kind,id,group,task,kernel,operator,seen,class,inputs,verdict,stage,rule"
     rows = [

@@ -317,11 +317,14 @@ def _best(rows: Rows, count: int | None = None) -> float:
 def _of_kernels(answers: Mapping[str, Mapping[str, Rows]], variants: Sequence[str]) -> str:
     rows = []
     for kernel, by_variant in answers.items():
+        found = (f"{_best(by_variant[name]):.2f} ({len(by_variant[name])})" for name in variants)
         right = [row for of in by_variant.values() for row in of if row["verdict"] == "ok"]
+        if not right:
+            rows.append((kernel, "?", "none is right", "?", *found))
+            continue
         best = max(right, key=lambda row: float(row["speedup"]))
         us, least = (best[name].split(";") for name in ("us", "attainable_us"))
         shares = (f"{100 * float(a) / float(b):.0f} %" if a else "?" for a, b in zip(least, us, strict=True))
-        found = (f"{_best(by_variant[name]):.2f} ({len(by_variant[name])})" for name in variants)
         rows.append((kernel, best["seed_us"].replace(";", ", "), ", ".join(us), ", ".join(shares), *found))
     return table(("kernel", "seed, µs", "best, µs", "of attainable", *variants), rows)
 
