@@ -309,7 +309,7 @@ def resume(
         if store.info.environment:
             config.check_gpu_seconds(config.device)
         spent = store.spent()
-        if is_over(store, config) and not store.pending():
+        if is_over(store, config) and not store.pending() and not _awaits_certificate(store):
             _check_devices(store, config, gpus, ray_address, workers)
             store.set_config(config)
             listener.say(f"{_why_over(store, config)} goes further")
@@ -327,6 +327,12 @@ def resume(
                 first = _prepare(store, config, going, evaluator)
                 _search(store, task, first, evaluator, listener, stop, functions)
     return Result(folder)
+
+
+def _awaits_certificate(store: Store) -> bool:
+    """Returns whether a run was interrupted before its best kernel could be certified."""
+    written = read_result(store)
+    return written is not None and written.certificate.message == INTERRUPTED
 
 
 def _why_over(store: Store, config: RunConfig) -> str:

@@ -268,6 +268,19 @@ def test_resume_of_a_complete_run_writes_the_result_again(
     assert len(opened) == 1
 
 
+def test_resume_certifies_what_an_interruption_left_uncertified(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run("run", "--budget", "10", "--run-dir", "out") == 0
+    path = tmp_path / "out/best/evidence.json"
+    written = json.loads(path.read_text())
+    left = {**written["certificate"], "verdict": "infrastructure", "message": api.INTERRUPTED, "checks": []}
+    path.write_text(json.dumps({**written, "certificate": left}))
+    assert run("resume", "out") == 0
+    assert "resuming out at 10 of 10 candidates" in capsys.readouterr().out
+    assert json.loads(path.read_text())["certificate"] == written["certificate"] and len(opened) == 2
+
+
 def test_gpu_seconds_end_a_run_and_more_of_them_go_further(
     one_gpu: None, opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
