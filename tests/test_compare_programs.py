@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from evo.core.errors import ConfigError
-from evo.programs.compare import deviation, outputs, side_of
+from evo.programs.compare import compare, deviation, outputs, side_of
 from tests.capture_programs import KERNELS, run
 
 PROGRAM = """
@@ -137,6 +137,20 @@ def test_sides_are_checked(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"lacks patch\.py and origin\.json"):
         side_of(str(folder / "nothing"))
     assert side_of("original").packages == ()
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_a_program_that_fails_where_no_gpu_is_learns_of_the_interpreter(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, interpreted: bool
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
+    sides = side_of("original"), side_of("equal")
+    with pytest.raises(ConfigError, match="ended with code 3") as raised:
+        command = [sys.executable, "-c", "raise SystemExit(3)"]
+        compare(command, sides, outputs(None, "x"), repeats=1, tolerance=0.0, say=print)
+    assert ("set TRITON_INTERPRET=1" in str(raised.value)) is not interpreted
 
 
 def test_outputs_are_read_from_files_of_each_kind(tmp_path: Path) -> None:

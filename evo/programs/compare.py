@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -227,7 +228,9 @@ def compare(
                 command, watch=watch, values=False, patches=side.packages, report=report, keep_output=True
             )
             if ended.code:
-                raise ConfigError(f"{side.name}: expected the program to end well, it ended with code {ended.code}")
+                raise ConfigError(
+                    f"{side.name}: expected the program to end well, it ended with code {ended.code}{_without_gpu()}"
+                )
             side.report = "\n".join(_report(package, report / str(i)) for i, package in enumerate(side.packages))
         found = wanted.of(ended)
         first = found if first is None else first
@@ -244,6 +247,15 @@ def compare(
             side.seconds.append(run(side, None).seconds)
             say(f"{side.name}: {side.seconds[-1]:.3f} s")
     return Compared(sides, tolerance, paired_ratio(sides[1].seconds, sides[0].seconds))
+
+
+def _without_gpu() -> str:
+    """Returns what lets a program with Triton kernels run here, if it lacks a GPU."""
+    import torch  # seconds, which only a failure is worth
+
+    if torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
+        return ""
+    return "; there is no GPU here: set TRITON_INTERPRET=1, so that Triton's interpreter executes its kernels"
 
 
 def _report(package: Path, file: Path) -> str:
