@@ -60,7 +60,8 @@ def _meaning(task: Task) -> str:
     if task.reference is None:
         return (
             "Right is what the seed kernel below computes from the same inputs, its quirks included (what it rounds, "
-            "masks, skips or leaves out). Only rounding may differ, such as another order of a sum. "
+            "masks, skips or leaves out). Results are compared with its own, not with more exact ones. "
+            "Only rounding may differ, such as another order of a sum. "
             "Arguments that only divide the work, such as block sizes, may be ignored."
         )
     return "Right is what the reference below computes in float64."

@@ -10,7 +10,7 @@ from typing import Any
 
 from evo.core.records import Finding, Profile, Verdict, candidate_id
 from operators.base import Draft, Parent
-from operators.llm.answers import body_of, hint_of, note_of, take_apart
+from operators.llm.answers import NOTE_CHARACTERS, body_of, hint_of, note_of, take_apart
 from operators.llm.architectures import arch_facts
 from operators.llm.base import LlmContext, Message, Prompt, Unreadable
 from operators.llm.edits import apply_edits, has_edits, read_edits
@@ -186,6 +186,7 @@ def system(context: LlmContext) -> str:
         triton=context.triton,
         arch=[f.text for f in arch_facts(context.arch)],
         pitfalls=[p.text for p in pitfalls(context.triton)],
+        note_characters=NOTE_CHARACTERS,
     )
 
 
