@@ -24,9 +24,9 @@ def checker(folder: Path) -> Figures:
         wrong, right = _of(found, "wrong"), _of(found, "right")
         both |= {row["id"] for row in wrong}
         figures[f"{device}.wrong"] = str(len(wrong))
-        figures[f"{device}.refused"] = _share(_kept(wrong, "verdict"))
+        figures[f"{device}.refused"] = _share(_refusals(wrong, "verdict"))
         figures[f"{device}.right"] = f"{sum(row['verdict'] == Verdict.OK for row in right)} of {len(right)}"
-        figures[f"{device}.rule"] = _share(_kept(wrong, "rule"))
+        figures[f"{device}.rule"] = _share(_refusals(wrong, "rule"))
     return figures | {"wrong": str(len(both))}
 
 
@@ -35,7 +35,7 @@ def _of(rows: Rows, seen: str) -> Rows:
     return [r for r in rows if r["kind"] == r["seen"] == seen and r["verdict"] not in NOT_JUDGED]
 
 
-def _kept(rows: Rows, column: str) -> list[bool]:
+def _refusals(rows: Rows, column: str) -> list[bool]:
     """Returns whether each wrong kernel was refused, of those that were judged."""
     return [row[column] != Verdict.OK for row in rows if row[column] not in NOT_JUDGED]
 
@@ -52,8 +52,8 @@ def _refused(rows: dict[str, Rows]) -> str:
     lines = []
     for place, words in CLASSES.items():
         chosen = {d: [r for r in _of(found, "wrong") if place in ("", r["class"])] for d, found in rows.items()}
-        lines.append((words, *(_share(_kept(chosen[device], "verdict")) for device in rows)))
-    rules = (_share(_kept(_of(found, "wrong"), "rule")) for found in rows.values())
+        lines.append((words, *(_share(_refusals(chosen[device], "verdict")) for device in rows)))
+    rules = (_share(_refusals(_of(found, "wrong"), "rule")) for found in rows.values())
     return table(("wrong kernels refused", "on a GPU", "without a GPU"), [*lines, ("by KernelBench's rule", *rules)])
 
 
@@ -62,7 +62,7 @@ def _operators(rows: dict[str, Rows]) -> str:
     lines = []
     for name in names:
         of = [[r for r in _of(found, "wrong") if r["operator"] == name] for found in rows.values()]
-        lines.append((name, *(_share(_kept(found, "verdict")) for found in of), _share(_kept(of[0], "rule"))))
+        lines.append((name, *(_share(_refusals(found, "verdict")) for found in of), _share(_refusals(of[0], "rule"))))
     return table(("fault", "on a GPU", "without a GPU", "KernelBench's rule, on a GPU"), lines)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 from evo.core.errors import ConfigError
 from evo.programs.capture import Capture, read
+from evo.programs.inside import without_device
 from evo.programs.run import ProgramEnd, run_program
 from fitness.gpu.timing import Ratio, paired_ratio
 
@@ -150,7 +150,7 @@ class Side:
     deviation: float = 0.0
     worst: str = ""
     capture: Capture | None = None
-    report: str = ""  # what the packages said of their calls at the end of a run
+    report: str = ""  # what the packages said of their calls at the end of a run.
 
     def note(self, differs: tuple[float, str]) -> None:
         if differs[0] > self.deviation:
@@ -253,7 +253,7 @@ def _without_gpu() -> str:
     """Returns what lets a program with Triton kernels run here, if it lacks a GPU."""
     import torch  # seconds, which only a failure is worth
 
-    if torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1":
+    if not without_device(torch):
         return ""
     return "; there is no GPU here: set TRITON_INTERPRET=1, so that Triton's interpreter executes its kernels"
 

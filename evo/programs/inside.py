@@ -60,7 +60,7 @@ def _start_watch(settings: dict[str, Any]) -> None:
         nonlocal starting
         if found:
             found[0].scan(module)
-        elif not starting and (module.__name__ == "triton" or (module.__name__ == "torch" and _without_device(module))):
+        elif not starting and (module.__name__ == "triton" or (module.__name__ == "torch" and without_device(module))):
             starting = True  # its own imports come here, too
             from evo.programs.watch import Watcher
 
@@ -72,7 +72,7 @@ def _start_watch(settings: dict[str, Any]) -> None:
     ImportWatch(after).__enter__()
 
 
-def _without_device(torch: ModuleType) -> bool:
+def without_device(torch: ModuleType) -> bool:
     """Returns whether torch sees no GPU.  Asks NVML, since a process that asked CUDA cannot be forked any more."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return False

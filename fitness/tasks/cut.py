@@ -12,16 +12,14 @@ import dis
 import inspect
 import logging
 import sys
-import sysconfig
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from evo.core import syntax
 from evo.core.errors import TaskError
-from fitness.tasks.installed import distribution_of
+from fitness.tasks.installed import is_installed
 
 PLAIN = "a module, a function, a torch.dtype, or a constant of numbers, texts, tuples, lists and dicts"
 _TUNERS = "triton.runtime.autotuner"
@@ -295,22 +293,6 @@ def _names_kernel(function: types.FunctionType) -> bool:
 def same(one: object, other: object) -> bool:
     """Returns whether a name may stand for either: one object, or equal numbers and texts."""
     return one is other or (type(one) is type(other) and isinstance(one, (bool, int, float, str)) and one == other)
-
-
-def is_installed(module: str) -> bool:
-    """Whether a module is of Python, of an installed package or of evo, and so the same in every process."""
-    top = module.partition(".")[0]
-    if top in sys.stdlib_module_names or top in ("evo", "operators", "fitness"):
-        return True
-    found = sys.modules.get(top)
-    file = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
-    if found is None or file is None:
-        return False
-    places = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}
-    path = Path(file).resolve()
-    if {"site-packages", "dist-packages"} & set(path.parts) or any(p in path.parents for p in places):
-        return True
-    return distribution_of(top, file) is not None
 
 
 def _is_common(module: str) -> bool:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from evo.core.errors import TaskError
 from evo.core.records import Case
-from fitness.tasks.cut import SourceWriter, is_installed
+from fitness.tasks.cut import SourceWriter
+from fitness.tasks.installed import is_installed
 
 if TYPE_CHECKING:
     from fitness.tasks.task import Task

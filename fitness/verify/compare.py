@@ -223,7 +223,7 @@ def same_but_rounding(a: torch.Tensor, b: torch.Tensor) -> bool:
     """
     if not a.is_floating_point():
         return torch.equal(a, b)
-    if a.dtype.itemsize == 1:  # PyTorch compares no float8
+    if a.dtype.itemsize == 1:  # PyTorch compares no float8.
         a, b = a.float(), b.float()
     largest = a[torch.isfinite(a)].abs().max().item() if bool(torch.isfinite(a).any()) else 0.0
     return torch.allclose(a, b, rtol=0.0, atol=max(CLOSE * largest, NOTHING), equal_nan=True)
@@ -280,7 +280,7 @@ def _kernel(index: int) -> Any:
 def same_where_defined(
     outputs: Sequence[torch.Tensor], first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]
 ) -> bool:
-    """Returns whether the outputs equal the plan's to the bit, except where these depend on the memory's old contents.
+    """Returns whether the outputs have the plan's bits, but for elements that depend on the memory's old contents.
 
     A kernel that is its own reference may leave parts of its outputs unwritten. first, second: of the plan, in memory
     with different contents.  If a verified plan gives NaN, the reference does too.

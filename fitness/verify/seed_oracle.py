@@ -93,8 +93,8 @@ def expect(
         if output.numel() and not bool(finite.any()):
             return None
         defined = torch.where(finite, double, 0.0)
-        moved_double = other.double()  # as above: of float8, PyTorch does not say whether it is finite
-        there = torch.where(finite & torch.isfinite(moved_double), moved_double, defined)
+        shifted = other.double()  # PyTorch looks for infinities in wider types than float8 alone.
+        there = torch.where(finite & torch.isfinite(shifted), shifted, defined)
         size = norms(defined, there.to(output.dtype)) if output.numel() else None
         budgets.append(budget(size, output, task.tolerance, step))
         exact.append(double)

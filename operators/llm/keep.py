@@ -98,14 +98,15 @@ def fill_in(code: str, parents: Sequence[str]) -> str | Unreadable:
     imports: list[str] = []
     problems: list[str] = []
     there: set[str] = set(own)
-    lines = [match for match in _KEEP.finditer(code) if not _is_sentence(match["names"], sources)]
-    wanted = {name for match in lines for _, name in _names(match["names"])}
+    texts = {match["names"] for match in _KEEP.finditer(code)}
+    named = {text: list(_names(text)) for text in texts if not _is_sentence(text, sources)}
+    wanted = {name for names in named.values() for _, name in names}
 
     def definitions(match: re.Match[str]) -> str:
-        parts: list[str] = []
-        if _is_sentence(match["names"], sources):
+        if match["names"] not in named:
             return match[0]
-        for label, name in _names(match["names"]):
+        parts: list[str] = []
+        for label, name in named[match["names"]]:
             if name in there and name not in own:  # named twice
                 continue
             source = _source_of(label, name, sources, own)
