@@ -206,6 +206,7 @@ def test_a_task_is_made_of_a_host_function(interpreted: Capture, make: Make, tmp
     assert [case.weight for case in task.cases] == [1.0, 1.0]
     assert "def grid_of(" in task.needed_seed and "FACTOR = 2.0" in task.needed_seed
     assert "gather" not in task.needed_seed
+    assert (task.inputs.__doc__ or "").startswith("The program calls scale: write it anew. entry stands for")
     x, factor = task.inputs(task.cases[1], torch.Generator().manual_seed(0))
     assert (x.stride(), factor) == ((1, 6), 3.0)
     origin = json.loads((made.folder / "origin.json").read_text())
@@ -218,6 +219,17 @@ def test_a_task_is_made_of_a_host_function(interpreted: Capture, make: Make, tmp
         "no holdout case: the program made 2 distinct calls; add one to task.py by hand",
         "GPU times are unknown: all cases weigh the same",
     ]
+
+
+def test_a_host_function_that_is_called_as_it_is_needs_no_entry(folder: Path, make: Make, tmp_path: Path) -> None:
+    (folder / "plain.py").write_text(
+        f"{HEAD}\nfrom kernels import grid_of, scale_kernel\n\n\ndef doubled(x, n=None):\n"
+        "    y = torch.empty_like(x)\n    scale_kernel[grid_of(x.numel(), 32)](x, y, x.numel(), 2.0, BLOCK=32)\n    return y\n"
+        "\n\ndoubled(torch.randn(9), None)\ndoubled(torch.randn(40), None)\n"
+    )
+    task = load_task(make(captured(folder, "plain", "plain.py"), "doubled", tmp_path / "task").folder)
+    assert (task.entry, task.parameters, task.inputs.__doc__) == ("doubled", ("x", "n"), None)
+    assert "def entry" not in task.needed_seed
 
 
 def test_a_task_of_shared_memory_gives_one_tensor_for_all(interpreted: Capture, make: Make, tmp_path: Path) -> None:

@@ -29,13 +29,16 @@ def add(x, y, scale=1.0, *, out=None):
     return "original"
 
 
+CALL = {"result": None, "slots": None}
+
+
 def domain_of(*calls: tuple[Any, ...], names: tuple[str, ...] = ("x", "y", "scale")) -> Domain:
-    return Domain(names, {parts_of(call): None for call in calls}, (9, 0))
+    return Domain(names, {parts_of(call): CALL for call in calls}, (9, 0))
 
 
 def guarded(*calls: tuple[Any, ...]) -> tuple[Any, Switch]:
     domain = domain_of(*calls)
-    switch = Switch("program.add", lambda values: "new", domain)
+    switch = Switch("program.add", lambda values, _: "new", domain)
     return replaced_function(add, switch, domain), switch
 
 
@@ -161,7 +164,7 @@ def test_host_memory_without_the_interpreter_runs_the_original(monkeypatch):
 
 def test_torch_compile_traces_the_original(interpreted):
     domain = domain_of((ones(4),), names=("x",))
-    switch = Switch("program.double", lambda values: values[0] * 3, domain)
+    switch = Switch("program.double", lambda values, _: values[0] * 3, domain)
     function = replaced_function(lambda x: x * 2, switch, domain)
     compiled = torch.compile(function, backend="eager", fullgraph=True)
     assert compiled(ones(4)).tolist() == [2.0] * 4 and switch.new_runs == 0
@@ -171,7 +174,7 @@ def test_torch_compile_traces_the_original(interpreted):
 def test_an_error_of_the_new_code_names_the_way_back(interpreted):
     domain = domain_of((ones(4),), names=("x",))
 
-    def broken(values):
+    def broken(values, slots):
         raise ValueError("no such block")
 
     function = replaced_function(lambda x: x, Switch("program.same", broken, domain), domain)
@@ -196,8 +199,8 @@ def test_counts_are_right_with_threads(interpreted):
 def proxy_of(kernel: Any) -> tuple[KernelProxy, Switch, list[Any]]:
     ran: list[Any] = []
     names = ("x_ptr", "y_ptr", "n", "factor", "BLOCK", "grid")
-    domain = Domain(names, {parts_of((ones(64), ones(64), 64, 2.0, 16, (4, 1, 1))): None}, (9, 0))
-    switch = Switch("program.scale_kernel", ran.append, domain)
+    domain = Domain(names, {parts_of((ones(64), ones(64), 64, 2.0, 16, (4, 1, 1))): CALL}, (9, 0))
+    switch = Switch("program.scale_kernel", lambda values, _: ran.append(values), domain)
     return KernelProxy(kernel, switch, domain), switch, ran
 
 
@@ -264,11 +267,10 @@ def test_what_a_tuner_chooses_is_taken_from_the_verified_call(tmp_path, monkeypa
 # --- patches ---------------------------------------------------------------------------------------------------------
 
 DOMAIN = {
-    "version": 1,
+    "version": 2,
     "function": "scale",
     "names": ["x", "factor"],
-    "calls": [{"arguments": [["float32", [64], [1]], ["value", "float", "2.0"]], "result": None}],
-    "slots": None,
+    "calls": [{"arguments": [["float32", [64], [1]], ["value", "float", "2.0"]], "result": None, "slots": None}],
     "capability": [9, 0],
     "triton": triton.__version__,
 }
@@ -322,13 +324,13 @@ def test_a_kernel_is_replaced_where_the_program_launches_it(tmp_path, monkeypatc
     file = write_program(tmp_path, "prog_kernel")
     ops = import_program(file, monkeypatch)
     values = [["value", *text] for text in (("int", "64"), ("float", "2.0"), ("int", "16"), ("tuple", "(4, 1, 1)"))]
+    slots = [["grid", 0], ["grid", 1], ["argument", "y_ptr"], ["argument", "n"], ["value", None]]
     domain = DOMAIN | {
         "function": "launch",
         "names": ["x_ptr", "y_ptr", "n", "factor", "BLOCK", "grid"],
-        "calls": [{"arguments": [*[["float32", [64], [1]]] * 2, *values], "result": None}],
-        "slots": [["grid", 0], ["grid", 1], ["y_ptr"], ["n"]],
+        "calls": [{"arguments": [*[["float32", [64], [1]]] * 2, *values], "result": None, "slots": slots}],
     }
-    new = types.SimpleNamespace(launch=lambda gx, gy, y, n: y.fill_(gx + gy + n - 62))
+    new = types.SimpleNamespace(launch=lambda gx, gy, y, n, _: y.fill_(gx + gy + n - 62))
     patch = Patch(files(tmp_path / "made", file, domain, attribute="scale_kernel", kind="kernel"), new)
     assert ops.scale(ones(64)).tolist() == [7.0] * 64
     assert ops.scale(ones(48)).tolist() == [2.0] * 48

@@ -13,7 +13,7 @@ from operators.llm.base import ANSWERS, GUIDANCE, InFlight, Prompt, Tried, Unrea
 from operators.llm.kernel_facts import ROOFLINE, speeds
 from operators.llm.operators import CHANGES, complementary
 from operators.llm.render import clipped, data, line
-from operators.llm.siblings import OTHERS, SIBLINGS, SIZES
+from operators.llm.siblings import OTHERS, SIBLINGS, SIZES, siblings
 from operators.registry import LLM_OPERATORS
 from tests.llm_support import (
     BUILD,
@@ -138,6 +138,8 @@ def test_answers_written_at_the_same_time_are_given_different_directions():
 
 def test_what_is_being_evaluated_is_said_to_be():
     assert "explore: two rows a program -> being evaluated" in user("mutate")
+    long = "an idea " * 48 + "whole"  # a plan as long as prompts allow
+    assert f"{long} -> being evaluated" in siblings([3], [Tried("mutate", long, None, parents=(3,))], []).same
 
 
 def test_a_try_is_told_with_its_speedup_at_each_of_few_sizes():

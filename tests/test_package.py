@@ -211,16 +211,8 @@ def test_a_kernel_whose_launch_the_search_changed_is_replaced(tmp_path, monkeypa
     assert finding is not None
     write_package(finding, tmp_path / "fast_launch")
     domain = json.loads((tmp_path / "fast_launch" / "domain.json").read_text())
-    assert domain["slots"] == [
-        ["grid", 0],
-        ["grid", 1],
-        ["grid", 2],
-        ["x_ptr"],
-        ["y_ptr"],
-        ["n"],
-        ["factor"],
-        ["BLOCK"],
-    ]
+    slots = [*(["grid", axis] for axis in range(3)), *(["argument", n] for n in "x_ptr y_ptr n factor BLOCK".split())]
+    assert [call["slots"] for call in domain["calls"]] == [slots, slots]
     ops = import_program(file, monkeypatch)
     monkeypatch.syspath_prepend(str(tmp_path))
     patch = importlib.import_module("fast_launch.patch")
@@ -234,17 +226,65 @@ def test_a_kernel_whose_launch_the_search_changed_is_replaced(tmp_path, monkeypa
     assert type(ops.scale_kernel).__name__ == "InterpretedFunction"
 
 
+FORMS = """
+def entry(form, grid_0, grid_1, grid_2, x_0, y_0, n_0, factor_0, BLOCK_0, grid_3, grid_4, grid_5, x_1, y_1, n_1, BLOCK_1):
+    if form == 0:
+        scale_kernel[(grid_0, grid_1, grid_2)](x_0, y_0, n_0, factor_0, BLOCK=BLOCK_0, num_warps=4)
+        return None
+    scale_kernel[(grid_3, grid_4, grid_5)](x_1, y_1, n_1, 2.0, BLOCK=BLOCK_1, num_warps=8)
+    return None
+"""
+FORMS_INPUTS = """
+    given = n // 16, 1, 1, x, torch.zeros_like(x), n
+    small = (*given, 2.0, 16) if n == 64 else (None,) * 8
+    return int(n != 64), *small, *((None,) * 7 if n == 64 else (*given, 16))
+
+
+def reference(form, grid_0, grid_1, grid_2, x_0, y_0, n_0, factor_0, BLOCK_0, grid_3, grid_4, grid_5, x_1, y_1, n_1, BLOCK_1):
+    (y_1 if form else y_0).copy_(2 * (x_1 if form else x_0))
+"""
+
+
+def test_launches_of_several_forms_are_replaced_each_by_its_own(tmp_path, monkeypatch):
+    """A tuner chose 4 warps at one size and 8 at another: the entry has a branch for each."""
+    file = write_program(tmp_path, "prog_forms")
+    seed = f"{HEAD}\n{KERNEL}\n{FORMS}"
+    text = LAUNCH_TASK[: LAUNCH_TASK.index("    return n // 16")] + FORMS_INPUTS
+    how = {"attribute": "scale_kernel", "kind": "kernel", "calls": []}
+    task = write_task(tmp_path / "t", file, seed=seed, task=text.replace('"y_ptr",', '"y_0", "y_1"'), **how)
+    new = seed.replace("grid_0, grid_1, grid_2)]", "grid_0 // 2, grid_1, grid_2)]").replace("BLOCK=BLOCK_0", "BLOCK=32")
+    finding = find(write_run(tmp_path / "run", task, [(new, {"small": 2.0, "large": 2.0})]), print, opener=None)
+    assert finding is not None
+    write_package(finding, tmp_path / "fast_forms")
+    domain = json.loads((tmp_path / "fast_forms" / "domain.json").read_text())
+    small, large = [call["slots"] for call in domain["calls"]]
+    assert small[:5] == [["value", 0], ["grid", 0], ["grid", 1], ["grid", 2], ["argument", "x_ptr"]]
+    assert small[9:] == [["value", None]] * 7
+    assert large[:9] == [["value", 1], *[["value", None]] * 8] and large[12] == ["argument", "x_ptr"]
+    ops = import_program(file, monkeypatch)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    patch = importlib.import_module("fast_forms.patch")
+    try:
+        for size in (64, 256, 80):
+            x = torch.randn(size)
+            assert torch.equal(ops.scale(x), x * 2)
+        assert patch.counts() == {"new": 2, "original": {"x_ptr: shape not verified": 1}}
+    finally:
+        patch.undo()
+
+
 def test_what_is_no_plain_launch_is_refused(tmp_path):
     file = write_program(tmp_path, "prog_no_launch")
     how = {"task": LAUNCH_TASK, "attribute": "scale_kernel", "kind": "kernel", "calls": []}
     for number, (old, new, message) in enumerate(
         [
-            ("    return None", "    scale_kernel[(1,)](x_ptr, y_ptr, n, factor, 16)", "expected one form of launch"),
             (
-                "y_ptr, n, factor, BLOCK=BLOCK",
-                "y_ptr, n + 0, factor, BLOCK=BLOCK",
-                "that passes n to scale_kernel as it is",
+                "    return None",
+                "    scale_kernel[(1,)](x_ptr, y_ptr, n, factor, 16)",
+                "once, got one that does 2 times",
             ),
+            ("n, factor, BLOCK=", "n + 0, factor, BLOCK=", "that calls scale_kernel alone, got TypeError"),
+            ("n, factor, BLOCK=", "64, factor, BLOCK=", "that passes n to scale_kernel as it is"),
         ]
     ):
         folder = tmp_path / str(number)

@@ -128,9 +128,8 @@ def _new_from_capture(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"expected a new folder, but {folder} exists; choose another")
     source, kernel = arguments.capture
     made = make_task(read(Path(source)), kernel, folder, _reference_function(arguments), launch=arguments.launch)
-    common.say(
-        f"wrote {folder}: {made.entry} calls {made.host.name}, {made.tune} tune and {made.holdout} holdout cases"
-    )
+    calls = "" if made.entry == made.host.attribute else f"{made.entry} calls "
+    common.say(f"wrote {folder}: {calls}{made.host.name}, {made.tune} tune and {made.holdout} holdout cases")
     for note in made.notes:
         common.say(note)
     name = f"{'./' if str(folder) in task_names() else ''}{quoted(folder)}"

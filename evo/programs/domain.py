@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fitness.frontend.target import Target
     from fitness.tasks.task import Task
 
-VERSION = 1  # of domain.json
+VERSION = 2  # of domain.json
 
 
 def verified_cases(task: Task, measured: bool) -> list[Case]:
@@ -30,29 +30,30 @@ def verified_cases(task: Task, measured: bool) -> list[Case]:
 def domain_of(task: Task, origin: Origin, target: Target, triton: str, measured: bool) -> dict[str, Any]:
     """Returns what domain.json holds.
 
-    "names" of the arguments; "calls": [{"arguments": parts, "result": structure or None}]; "function" of kernel.py that
-    runs; "slots": for a kernel, which arguments of a launch that function gets.
+    "names" of the arguments; "calls": [{"arguments": parts, "result": structure or None, "slots": for a launch, what the
+    parameters of the function get (`evo.programs.host_call.slots_of`), else None}]; "function" of kernel.py that runs.
     Raises ConfigError if the task does not call what was captured in one way.
     """
-    calls = [arguments_of(task, origin, case) for case in verified_cases(task, measured)]
+    kernel = origin.kind == KERNEL
+    cases = verified_cases(task, measured)
+    calls = [arguments_of(task, origin, case) for case in cases]
     names = list(calls[0])
     if strange := next((call for call in calls if list(call) != names), None):
         raise ConfigError(f"expected calls of {origin.name} with the same arguments, got {names} and {list(strange)}")
-    found: dict[tuple[Part, ...], Any] = {}
+    found: dict[tuple[Part, ...], dict[str, Any]] = {}
     noted = any(captured.result is not None for captured in origin.calls)
-    for call in calls:
+    for case, call in zip(cases, calls, strict=True):
         result = _result(origin, call)
         if result is not None or not noted:  # else what else the original returns there is not known
-            found.setdefault(parts_of(list(call.values())), result)
+            slots = slots_of(task, origin, case) if kernel else None
+            found.setdefault(parts_of(list(call.values())), {"result": result, "slots": slots})
     if not found:
         raise ConfigError(f"expected a case that is a captured call of {origin.name}, got none; make the task again")
-    kernel = origin.kind == KERNEL
     return {
         "version": VERSION,
         "function": task.entry if kernel else origin.last,
         "names": names,
-        "calls": [{"arguments": parts, "result": result} for parts, result in found.items()],
-        "slots": slots_of(task, origin) if kernel else None,
+        "calls": [{"arguments": parts, **call} for parts, call in found.items()],
         "capability": list(divmod(target.arch, 10)),
         "triton": triton,
     }

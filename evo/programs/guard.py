@@ -42,6 +42,7 @@ ALIGNMENT = 16  # bytes; Triton compiles other code for other pointers.
 # Arguments of a launch that choose how a kernel is compiled, and change nothing of its results.
 OPTIONS = frozenset(("num_warps", "num_stages", "num_ctas", "maxnreg"))
 Part = tuple[Any, ...]  # what is compared of one argument
+New = Callable[[Sequence[Any], "Sequence[Any] | None"], Any]  # of values and slots
 _MARK = "__evo_patch__"
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = {d: str(d).removeprefix("torch.") for d in vars(torch).values() if isinstance(d, torch.dtype)}
@@ -85,19 +86,20 @@ def _tuple(raw: Any) -> Any:
 class Domain:
     """The calls that were verified.
 
-    names: of the arguments.  calls: the parts of all arguments in each verified call, with the structure of what the
-    original returned; None if that is not known.  capability: of the GPU.
+    names: of the arguments.  calls: by the parts of all arguments in it, each verified call: "result", the structure of
+    what the original returned, None if that is not known, and "slots", what the parameters of the new code get of a
+    launch, None for a function.  capability: of the GPU.
     """
 
     names: tuple[str, ...]
-    calls: Mapping[tuple[Part, ...], Any]
+    calls: Mapping[tuple[Part, ...], Mapping[str, Any]]
     capability: tuple[int, int]
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Domain:
         """Returns the domain that domain.json describes."""
         major, minor = raw["capability"]
-        calls = {_tuple(call["arguments"]): call["result"] for call in raw["calls"]}
+        calls = {_tuple(call["arguments"]): call for call in raw["calls"]}
         return cls(tuple(raw["names"]), calls, (int(major), int(minor)))
 
     def why_not(self, parts: tuple[Part, ...], values: Sequence[Any]) -> str:
@@ -186,11 +188,11 @@ def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
 class Switch:
     """Decides for each call whether the new code runs or the original, and counts.
 
-    new: runs the new code, on the arguments that the domain names.  new_runs: calls of it.  original_runs: calls of the
+    new: runs the new code, on the arguments that the domain names and the slots of the call.  new_runs: calls of it.  original_runs: calls of the
     original, by reason.  Calls that torch.compile traces are not counted.
     """
 
-    def __init__(self, name: str, new: Callable[[Sequence[Any]], Any], domain: Domain) -> None:
+    def __init__(self, name: str, new: New, domain: Domain) -> None:
         self.name, self._new, self._domain = name, new, domain
         self.new_runs = 0
         self.original_runs: Counter[str] = Counter()
@@ -211,8 +213,9 @@ class Switch:
             self.original_runs[why] += 1
             return original()
         self.new_runs += 1
+        call = self._domain.calls[parts]
         try:
-            return returned(self._domain.calls[parts], self._new(values))
+            return returned(call["result"], self._new(values, call["slots"]))
         except Exception as error:
             error.add_note(f"raised by the code that evo put in the place of {self.name}; undo() of the patch restores")
             raise
@@ -436,17 +439,18 @@ class Patch:
         return ""
 
 
-def _new_code(kernel: ModuleType, raw: Mapping[str, Any]) -> Callable[[Sequence[Any]], Any]:
+def _new_code(kernel: ModuleType, raw: Mapping[str, Any]) -> New:
     """Returns a function of the arguments that the domain names; for a launch, kernel.py has an entry of its own."""
-    function, names, slots = getattr(kernel, raw["function"]), raw["names"], raw["slots"]
-    if slots is None:
-        return lambda values: function(**dict(zip(names, values, strict=True)))
+    function, names = getattr(kernel, raw["function"]), raw["names"]
 
-    def launch(values: Sequence[Any]) -> None:
+    def run(values: Sequence[Any], slots: Sequence[Any] | None) -> Any:
         given = dict(zip(names, values, strict=True))
-        function(*[functools.reduce(lambda value, axis: value[axis], axes, given[name]) for name, *axes in slots])
+        if slots is None:
+            return function(**given)
+        of = {"argument": given.__getitem__, "grid": lambda axis: given["grid"][axis], "value": lambda value: value}
+        return function(*[of[kind](which) for kind, which in slots])
 
-    return launch
+    return run
 
 
 def _globals_with(value: Any) -> Iterator[tuple[ModuleType, str]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import libcst as cst
 
@@ -16,13 +17,15 @@ from evo.core.errors import ConfigError
 from evo.programs.guard import grid_of
 from evo.programs.origin import KERNEL, Origin
 from operators.combine import definitions
-from operators.source import code, dotted, parameters, walk
+from operators.source import code, parameters
 
 if TYPE_CHECKING:
     from evo.core.records import Case
     from fitness.tasks.task import Task
 
 GRID = "grid"  # the name of the grid among the arguments of a launch
+FORM = "form"  # the first parameter of an entry for several forms of a launch
+Slot = list[Any]  # see `slots_of`
 
 
 def function_of(source: str, name: str) -> cst.FunctionDef:
@@ -50,88 +53,82 @@ def arguments_of(task: Task, origin: Origin, case: Case) -> dict[str, Any]:
     names: list[str] = [p.name.value for p in parameters(function)]
     if task.entry == origin.last:
         return dict(zip(names, given, strict=False))
-    reached = _call(task, origin, given)
-    found: dict[str, Any] = {**dict(zip(names, reached.given, strict=False)), **reached.kwargs}
+    grid, args, kwargs = _call(task, origin, given)
+    found: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
     if origin.kind != KERNEL:
         return found
-    return {**{name: value for name, value in found.items() if name in names}, GRID: grid_of(reached.grid)}
+    return {**{name: value for name, value in found.items() if name in names}, GRID: grid_of(grid)}
 
 
 class _Reached(Exception):
-    """The stand-in was called."""
-
-    def __init__(self, grid: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        super().__init__()
-        self.grid, self.given, self.kwargs = grid, args, kwargs
+    """The stand-in for a function was called; what the entry does with its result does not matter."""
 
 
-class _PlainLaunch:
-    """Stands for the captured function, or for its kernel."""
+@dataclass
+class _StandIn:
+    """Stands for the captured function, or for its kernel.  calls: grid, arguments and keywords of each call."""
 
+    kind: str
+    calls: list[tuple[Any, Sequence[Any], dict[str, Any]]] = field(default_factory=list)
     grid: Any = None
 
-    def __getitem__(self, grid: Any) -> _PlainLaunch:
+    def __getitem__(self, grid: Any) -> _StandIn:
         self.grid = grid
         return self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise _Reached(self.grid, args, kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.calls.append((self.grid, args, kwargs))
+        if self.kind != KERNEL:
+            raise _Reached
 
 
-def _call(task: Task, origin: Origin, given: Sequence[Any]) -> _Reached:
+def _call(task: Task, origin: Origin, given: Sequence[Any]) -> tuple[Any, Sequence[Any], dict[str, Any]]:
+    """Returns grid, arguments and keywords of the one call that the entry makes."""
     space: dict[str, Any] = {}
     for definition in definitions(cst.parse_module(task.needed_seed)):
         if definition.is_import:
             with suppress(ImportError):  # of the user's package, perhaps; the entry needs torch and Triton
                 exec(definition.text, space)
     exec(code(function_of(task.needed_seed, task.entry)), space)
-    space[origin.last] = _PlainLaunch()
+    space[origin.last] = stand_in = _StandIn(origin.kind)
     try:
-        space[task.entry](*given)
-    except _Reached as reached:
-        return reached
+        with suppress(_Reached):
+            space[task.entry](*given)
     except Exception as error:
         raise ConfigError(
             f"expected an entry of {task.name} that calls {origin.last} alone, got {type(error).__name__}: {error}; "
             "make the task again by `evo tasks new --from`"
         ) from error
-    raise ConfigError(f"expected an entry of {task.name} that calls {origin.last}, got one that does not")
-
-
-def slots_of(task: Task, origin: Origin) -> list[list[Any]]:
-    """Returns for each parameter of a launch's entry which argument of the launch it gets: [name] or ["grid", axis].
-
-    Raises ConfigError if the entry makes launches of several forms, or computes an argument.
-    """
-    entry = function_of(task.needed_seed, task.entry)
-    launches = [
-        n
-        for n in walk(entry.body)
-        if isinstance(n, cst.Call) and isinstance(n.func, cst.Subscript) and dotted(n.func.value) == origin.last
-    ]
-    if len(launches) != 1:
+    if len(stand_in.calls) != 1:
         raise ConfigError(
-            f"expected one form of launch of {origin.name} in its task, got {len(launches)}; make a task of fewer calls"
+            f"expected an entry of {task.name} that calls {origin.last} once, got one that does {len(stand_in.calls)} "
+            "times; make the task again by `evo tasks new --from`"
         )
-    (launch,) = launches
+    return stand_in.calls[0]
+
+
+def slots_of(task: Task, origin: Origin, case: Case) -> list[Slot]:
+    """Returns what each parameter of the entry gets in the launch of a case.
+
+    ["argument", name]: that argument of the launch; ["grid", axis]: a size of its grid; ["value", value]: the number of
+    the form of launch, and None for what the entry takes for other forms.
+    Raises ConfigError if the entry computes an argument.
+    """
+    from fitness.tasks.calls import Calls
+
+    given: Sequence[Any] = Calls(task).arguments(case)
+    slots = [p.name.value for p in parameters(function_of(task.needed_seed, task.entry))]
+    marks = [given[0] if slots[0] == FORM else object(), *(object() for _ in slots[1:])]
+    grid, args, kwargs = _call(task, origin, marks)
     names = [p.name.value for p in parameters(function_of(task.needed_seed, origin.last))]
-    where: dict[str, list[Any]] = {}
-    position = 0
-    for argument in launch.args:
-        name = names[position] if argument.keyword is None else argument.keyword.value
-        position += argument.keyword is None
-        where.setdefault(dotted(argument.value), [name])
-    assert isinstance(launch.func, cst.Subscript)
-    for axis, size in enumerate(_grid(launch.func)):
-        where.setdefault(dotted(size), [GRID, axis])
-    slots = [p.name.value for p in parameters(entry)]
-    if lost := [slot for slot in slots if slot not in where]:
-        raise ConfigError(f"expected an entry of {task.name} that passes {', '.join(lost)} to {origin.last} as it is")
-    return [where[slot] for slot in slots]
-
-
-def _grid(launched: cst.Subscript) -> list[cst.BaseExpression]:
-    values = [s.slice.value for s in launched.slice if isinstance(s.slice, cst.Index)]
-    if len(values) == 1 and isinstance(values[0], cst.Tuple):
-        return [element.value for element in values[0].elements]
-    return values
+    where: dict[int, Slot] = {id(mark): ["grid", axis] for axis, mark in enumerate(grid)}
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    where |= {id(mark): ["argument", name] for name, mark in arguments.items() if name in names}
+    found = [where.get(id(mark), ["value", value]) for mark, value in zip(marks, given, strict=True)]
+    lost = [name for name, (kind, value) in zip(slots, found, strict=True) if kind == "value" and value is not None]
+    if strange := [name for name in lost if name != FORM]:
+        raise ConfigError(
+            f"expected an entry of {task.name} that passes {', '.join(strange)} to {origin.last} as it is; make the "
+            "task again by `evo tasks new --from`"
+        )
+    return found

@@ -23,6 +23,7 @@ MOST_TUNE = 6  # calls that are timed; of more, those with the most GPU time
 MOST_HOLDOUT = 3
 SMALL = 1 << 16  # elements of all tensors of a call, which Triton's interpreter can bear
 ORIGIN = "origin.json"
+_ENTRY = "The program calls {function}: write it anew. {entry} stands for the program's call and has to stay as it is."
 TARGET = "sm_90"  # that kernels are recorded for: the plans are those of any
 
 
@@ -74,9 +75,9 @@ def make_task(
         write_folder(folder, title, _kernel_file(subject), chosen, capture.folder, _reference(subject, reference))
         if zygote is None:
             with Zygote(TARGET) as own:
-                _complete(folder, own)
+                _complete(folder, subject, own)
         else:
-            _complete(folder, zygote)
+            _complete(folder, subject, zygote)
         entry = json.loads((folder / "facts.json").read_text(encoding="utf-8"))["entry"]
         origin = json.dumps(origin_of(subject, usable, entry), indent=1)
         (folder / ORIGIN).write_text(origin + "\n", encoding="utf-8")
@@ -210,7 +211,7 @@ def _reference(subject: CapturedHost, reference: tuple[str, str] | None) -> str:
     return f"{text.rstrip()}{alias}\n\n\nallow_delegation = True\nmin_own_share = 0.0\nlenient = True\n"
 
 
-def _complete(folder: Path, zygote: Zygote) -> None:
+def _complete(folder: Path, subject: CapturedHost, zygote: Zygote) -> None:
     """Records the seed kernel, and writes into task.py which arguments it writes to.
 
     Raises TaskError if it cannot be recorded.
@@ -243,8 +244,11 @@ def _complete(folder: Path, zygote: Zygote) -> None:
             f"it cannot be recorded: {stop.verdict.value}: {stop}; with --launch the task is of the launch alone"
         ) from stop
     operators = any(plan.delegated for plan in recorded.plans.values())
-    share = {"min_own_share": 0.0} if operators else {}
-    write_task(folder, [task.parameters[i] for i in written], stress=False, **share)
+    how: dict[str, Any] = {"min_own_share": 0.0} if operators else {}
+    function = subject.attribute.rpartition(".")[2]
+    if not isinstance(subject, CapturedKernel) and task.entry != function:
+        how["says"] = _ENTRY.format(entry=task.entry, function=function)
+    write_task(folder, [task.parameters[i] for i in written], stress=False, **how)
 
 
 def origin_of(subject: CapturedHost, calls: Sequence[CapturedCall], entry: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def task_facts(task: Task, target: Target, gpu: Mapping[str, Any] | None = None)
         "entry": task.entry,
         "parameters": task.parameters,
         "cases": arguments.case_lines(),
-        "says": (inspect.getdoc(task.inputs) or "") if title(task) else "",
+        "says": inspect.getdoc(task.inputs) or "",
         "layout": arguments.layout_line(),
         "values": arguments.value_lines(),
         "right": right_lines(task),

@@ -1,6 +1,7 @@
 """Writes task folders from captured calls: the kernel part of a file, an entry that makes the calls, and their inputs.
 
-    kernel.py    the kernel part as it is, and below it the entry: one function that makes any of the captured calls
+    kernel.py    the kernel part as it is; below it the entry, one function that makes any of the captured calls, unless
+                 one function of the kernel part does that already
     calls.json   the calls: the arguments of the entry, and how tensors are drawn
     *.npy        values that are kept
     task.py      reads calls.json; the reference is the seed kernel, or a PyTorch function with an entry like it
@@ -52,7 +53,7 @@ deterministic = {deterministic}
 
 
 def inputs(case, generator):
-    return calls.inputs(case, generator)
+{says}    return calls.inputs(case, generator)
 '''
 
 
@@ -109,11 +110,14 @@ def write_folder(
     for call in usable:
         if call["form"] not in forms:
             forms.append(call["form"])
-    entry = "entry"
-    while entry in kernels:
-        entry += "_"
+    entry = _called(kernels, forms) if kernels else "entry"
+    if not entry:
+        entry = "entry"
+        while entry in kernels:
+            entry += "_"
+        kernels = _with_entry(kernels, forms, entry)
     if kernels:  # else it is a task of a reference alone
-        (folder / "kernel.py").write_text(_with_entry(kernels, forms, entry), encoding="utf-8")
+        (folder / "kernel.py").write_text(kernels, encoding="utf-8")
     for call in usable:
         for file in (a["tensor"]["file"] for a in call["arguments"] if "file" in a.get("tensor", {})):
             shutil.copy(values / file, folder / file)
@@ -127,13 +131,17 @@ def write_folder(
 
 
 def write_task(
-    folder: Path, writes: Sequence[str], *, stress: bool = False, min_own_share: float = MIN_OWN_SHARE
+    folder: Path, writes: Sequence[str], *, stress: bool = False, min_own_share: float = MIN_OWN_SHARE, says: str = ""
 ) -> None:
-    """Writes task.py of a folder made by `write_folder`; `writes`: names of the arguments written in place."""
+    """Writes task.py of a folder made by `write_folder`.
+
+    writes: names of the arguments written in place.  says: what prompts say of the task; the docstring of its inputs.
+    """
     fields = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
     by_seed = {"reference": _BY_SEED.format(min_own_share=min_own_share)}
     right = "its function" if "reference" in fields else "the kernel itself"
     fields = by_seed | fields | {"right": right, "writes": tuple(writes), "stress": stress}
+    fields["says"] = f'    """{says}"""\n' if says else ""
     text = _TASK.format(**fields, digest=_digest(folder))
     (folder / "task.py").write_text(text, encoding="utf-8")
 
@@ -209,6 +217,21 @@ def _call(
 
 
 # --- the entry -------------------------------------------------------------------------------------------------------
+
+
+def _called(kernels: str, forms: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the name of the function whose own arguments and result are those of all calls; "" if there is none."""
+    (form, *others) = forms
+    if others or form["result"] != "result":
+        return ""
+    for node in syntax.parse(kernels).body:
+        if isinstance(node, ast.FunctionDef) and not node.decorator_list:
+            given = node.args
+            names = [parameter.arg for parameter in (*given.posonlyargs, *given.args)]
+            plain = not (given.vararg or given.kwonlyargs or given.kwarg) and names == form["slots"]
+            if plain and form["call"] == f"{node.name}({', '.join(names)})":
+                return node.name
+    return ""
 
 
 def _with_entry(kernels: str, forms: Sequence[Mapping[str, Any]], name: str) -> str:

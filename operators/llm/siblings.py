@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evo.core.records import Verdict
+from operators.llm.answers import NOTE_CHARACTERS
 from operators.llm.base import InFlight, Tried
 from operators.llm.render import line
 
@@ -53,7 +54,7 @@ def choose_direction(
 
 
 def _tried(tried: Tried) -> str:
-    note = line(tried.note).strip("` ")
+    note = line(tried.note, NOTE_CHARACTERS).strip("` ")
     if tried.verdict is None:
         return f"- {tried.operator}: {note} -> being evaluated"
     if tried.verdict is not Verdict.OK or tried.speedup is None:
