@@ -224,8 +224,8 @@ def test_a_task_is_made_of_a_host_function(interpreted: Capture, make: Make, tmp
 def test_a_host_function_that_is_called_as_it_is_needs_no_entry(folder: Path, make: Make, tmp_path: Path) -> None:
     (folder / "plain.py").write_text(
         f"{HEAD}\nfrom kernels import grid_of, scale_kernel\n\n\ndef doubled(x, n=None):\n"
-        "    y = torch.empty_like(x)\n    scale_kernel[grid_of(x.numel(), 32)](x, y, x.numel(), 2.0, BLOCK=32)\n    return y\n"
-        "\n\ndoubled(torch.randn(9), None)\ndoubled(torch.randn(40), None)\n"
+        "    y = torch.empty_like(x)\n    scale_kernel[grid_of(x.numel(), 32)](x, y, x.numel(), 2.0, BLOCK=32)\n"
+        "    return y\n\n\ndoubled(torch.randn(9), None)\ndoubled(torch.randn(40), None)\n"
     )
     task = load_task(make(captured(folder, "plain", "plain.py"), "doubled", tmp_path / "task").folder)
     assert (task.entry, task.parameters, task.inputs.__doc__) == ("doubled", ("x", "n"), None)

@@ -211,7 +211,8 @@ def test_a_kernel_whose_launch_the_search_changed_is_replaced(tmp_path, monkeypa
     assert finding is not None
     write_package(finding, tmp_path / "fast_launch")
     domain = json.loads((tmp_path / "fast_launch" / "domain.json").read_text())
-    slots = [*(["grid", axis] for axis in range(3)), *(["argument", n] for n in "x_ptr y_ptr n factor BLOCK".split())]
+    names = ("x_ptr", "y_ptr", "n", "factor", "BLOCK")
+    slots = [*(["grid", axis] for axis in range(3)), *(["argument", name] for name in names)]
     assert [call["slots"] for call in domain["calls"]] == [slots, slots]
     ops = import_program(file, monkeypatch)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -227,9 +228,9 @@ def test_a_kernel_whose_launch_the_search_changed_is_replaced(tmp_path, monkeypa
 
 
 FORMS = """
-def entry(form, grid_0, grid_1, grid_2, x_0, y_0, n_0, factor_0, BLOCK_0, grid_3, grid_4, grid_5, x_1, y_1, n_1, BLOCK_1):
+def entry(form, grid_0, grid_1, grid_2, x_0, y_0, n_0, f_0, BLOCK_0, grid_3, grid_4, grid_5, x_1, y_1, n_1, BLOCK_1):
     if form == 0:
-        scale_kernel[(grid_0, grid_1, grid_2)](x_0, y_0, n_0, factor_0, BLOCK=BLOCK_0, num_warps=4)
+        scale_kernel[(grid_0, grid_1, grid_2)](x_0, y_0, n_0, f_0, BLOCK=BLOCK_0, num_warps=4)
         return None
     scale_kernel[(grid_3, grid_4, grid_5)](x_1, y_1, n_1, 2.0, BLOCK=BLOCK_1, num_warps=8)
     return None
@@ -240,7 +241,7 @@ FORMS_INPUTS = """
     return int(n != 64), *small, *((None,) * 7 if n == 64 else (*given, 16))
 
 
-def reference(form, grid_0, grid_1, grid_2, x_0, y_0, n_0, factor_0, BLOCK_0, grid_3, grid_4, grid_5, x_1, y_1, n_1, BLOCK_1):
+def reference(form, grid_0, grid_1, grid_2, x_0, y_0, n_0, f_0, BLOCK_0, grid_3, grid_4, grid_5, x_1, y_1, *_):
     (y_1 if form else y_0).copy_(2 * (x_1 if form else x_0))
 """
 

@@ -30,8 +30,8 @@ def verified_cases(task: Task, measured: bool) -> list[Case]:
 def domain_of(task: Task, origin: Origin, target: Target, triton: str, measured: bool) -> dict[str, Any]:
     """Returns what domain.json holds.
 
-    "names" of the arguments; "calls": [{"arguments": parts, "result": structure or None, "slots": for a launch, what the
-    parameters of the function get (`evo.programs.host_call.slots_of`), else None}]; "function" of kernel.py that runs.
+    "names" of the arguments; "function" of kernel.py that runs; "calls": [{"arguments": parts, "result": structure or
+    None, "slots": what the parameters of the function get of a launch (`host_call.slots_of`), None for a function}].
     Raises ConfigError if the task does not call what was captured in one way.
     """
     kernel = origin.kind == KERNEL

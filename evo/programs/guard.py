@@ -188,8 +188,8 @@ def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
 class Switch:
     """Decides for each call whether the new code runs or the original, and counts.
 
-    new: runs the new code, on the arguments that the domain names and the slots of the call.  new_runs: calls of it.  original_runs: calls of the
-    original, by reason.  Calls that torch.compile traces are not counted.
+    new: runs the new code, on the arguments that the domain names and the slots of the call.  new_runs: calls of it.
+    original_runs: calls of the original, by reason.  Calls that torch.compile traces are not counted.
     """
 
     def __init__(self, name: str, new: New, domain: Domain) -> None:
