@@ -42,7 +42,8 @@ def right_lines(task: Task) -> tuple[str, ...]:
     lines += [f"Structure, shapes, dtypes and strides of the results are {of}.", *_tolerances(task, expected)]
     lines.append(_special(task))
     lines.append(
-        f"Written in place: {', '.join(task.writes)}. No other argument may be changed."
+        f"Written in place: {', '.join(task.writes)}, restored before every call, while autotuning too. No other "
+        "argument may be changed."
         if task.writes
         else "No argument may be changed."
     )
