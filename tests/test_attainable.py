@@ -8,7 +8,7 @@ import pytest
 
 from evo.core.records import Candidate, Case
 from fitness.cpu_backend import CpuEvaluator
-from fitness.estimate.attainable import SHORTEST_US, attainable_us, flops_per_s, operator_flops, traced
+from fitness.estimate.attainable import EIGHT_BIT_SHARE, SHORTEST_US, attainable_us, flops_per_s, operator_flops, traced
 from fitness.estimate.launch_trace import LaunchTrace, Traffic
 from fitness.estimate.roofline import SHARE, least_us
 from fitness.estimate.time_model import DRAM_EFFICIENCY, WGMMA_EFFICIENCY
@@ -32,7 +32,7 @@ def work(moved: float | None = None, **flops: float) -> Workload:
 def test_what_takes_longer_counts_by_what_the_gpu_reached() -> None:
     assert attainable_us(work(4e9), H200, GPU) == pytest.approx(1000)
     assert attainable_us(work(4e9, bfloat16=1.4e12), H200, GPU) == pytest.approx(2000)
-    assert attainable_us(work(None, int8=700e9), H200, GPU) == pytest.approx(1e3 * 989 / 1979)  # as its peak is higher
+    assert attainable_us(work(None, float16=700e9), H200, GPU) == pytest.approx(1000)  # the same share of its peak
     assert attainable_us(work(), H200, GPU) is None
 
 
@@ -52,6 +52,13 @@ def test_a_product_in_float32_may_be_made_of_narrower_ones() -> None:
     assert flops_per_s("float32", H200) == pytest.approx(WGMMA_EFFICIENCY * 989e12 / 3)
     assert flops_per_s("float32", H200) > lanes
     assert flops_per_s("float64", H200) == pytest.approx(lanes)
+
+
+def test_products_of_8_bit_operands_are_not_held_to_the_power_limit_of_others():
+    measured = {"copy_bytes_per_s": 4.2e12, "matmul_flops": 676e12}
+    assert flops_per_s("bfloat16", H200, measured) == pytest.approx(676e12)
+    for dtype in ("int8", "uint8", "float8_e4m3fn"):
+        assert flops_per_s(dtype, H200, measured) == pytest.approx(EIGHT_BIT_SHARE * 1979e12)
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)

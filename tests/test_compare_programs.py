@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from evo.core.errors import ConfigError
 from evo.programs.compare import compare, deviation, outputs, side_of
+from evo.programs.imports import ImportWatch
 from tests.capture_programs import KERNELS, run
 
 PROGRAM = """
@@ -174,3 +176,12 @@ def test_deviations_are_relative_to_the_first_side() -> None:
     assert deviation({"x": np.array([1, 2])}, {"x": np.array([1, 3])}) == (np.inf, "x")
     assert deviation({"x": 1.0}, {"y": 1.0})[0] == np.inf
     assert deviation({"x": "a"}, {"x": "b"})[0] == np.inf and deviation({"x": 0.0}, {"x": 1.0})[0] == np.inf
+
+
+def test_a_package_costs_the_imports_of_other_modules_nothing() -> None:
+    seen: list[str] = []
+    with ImportWatch(lambda module: seen.append(module.__name__), only="colorsys") as watch:
+        assert watch.find_spec("json.tool") is None
+        sys.modules.pop("colorsys", None)
+        importlib.import_module("colorsys")
+    assert seen == ["colorsys"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ pytest.importorskip("pyarrow")
 
 from analysis.figures import checker, marks, suites, text
 from analysis.figures.__main__ import main
+from analysis.figures.programs import programs
 from evo.core.errors import ConfigError
 
 
@@ -121,6 +123,32 @@ def test_a_kernel_without_a_right_answer_stands_in_the_table_too(tmp_path: Path)
     (tmp_path / "answers.csv").write_text(f"{head}\nk,evolve,1,mutate,wrong,,,,,,\n")
     table = suites.tritonbench_claude(tmp_path)["table"]
     assert table.splitlines()[2] == "| k | ? | none is right | ? | 1.00 (1) |"
+
+
+def test_kernels_of_programs_count_as_faster_if_their_interval_lies_above_1(tmp_path: Path) -> None:
+    def result(name: str, reached: str, low: float) -> dict[str, Any]:
+        gain = {"speedup": 4.0, "ci95": [low, 5.0], "improved": True, "attained": 0.5}
+        found = {"program": name, "package": "p 1", "kernel": f"p.{name}", "reached": reached, "certificate": "passed"}
+        return {**found, "new_runs": 15, "gain": gain if reached == "program" else None}
+
+    results = [result("a", "program", 3.0), result("b", "program", 0.9), result("c", "nothing", 3.0)]
+    (tmp_path / "published.jsonl").write_text("\n".join(map(json.dumps, results)))
+    search = {"kernel": "p.a", "nothing_faster": False, "gain": results[0]["gain"]}
+    sides = [
+        {"deviation": 0.01, "kernels": {"p.a": [10, 200.0], "p.b": [10, 100.0]}},
+        {"deviation": 0.02, "kernels": {"pkg_a.kernel.a": [10, 50.0], "p.b": [10, 110.0]}},
+    ]
+    compared = {"sides": sides, "ratio": 1.1, "ci95": [1.0, 1.2], "pairs": 6}
+    kernels = [{"kernel": f"p.{name}", "gpu_us": us} for name, us in (("a", 3000.0), ("b", 1000.0))]
+    liger = {"table": kernels, "searches": [search], "compare": compared, "step_ms": compared}
+    (tmp_path / "liger.json").write_text(json.dumps(liger))
+    figures = programs(tmp_path)
+    assert (figures["through"], figures["faster"], figures["deviation"]) == ("2 of 3", "1 of 3", "2.0 %")
+    assert figures["mean"].startswith("2.00×")
+    assert figures["published"].splitlines()[2] == "| p | `a` | 4.00 [3.00, 5.00] | 50 % | passed | 15 calls |"
+    assert figures["liger"].splitlines()[2:] == [
+        "| `a` | 3.0 | 75 % | 4.00 [3.00, 5.00] | 20.0 → 5.0 |", "| `b` | 1.0 | 25 % | not searched | 10.0 → 11.0 |",
+    ]  # fmt: skip
 
 
 def test_a_wrong_kernel_counts_if_a_witness_and_the_evaluator_say_something_of_it(tmp_path: Path) -> None:

@@ -121,7 +121,10 @@ def test_softmax_has_its_facts():
 def test_holdouts_and_integers_are_described():
     first, _ = messages(load_task("scatter"))
     assert "slots: from -1 to R - 1, 25 % are -1, each at most once" in first and "rate: 0.125" in first
-    assert "Written in place: table, restored before every call" in first and "output 'table' is contiguous float32" in first
+    assert (
+        "Written in place: table, restored before every call" in first
+        and "output 'table' is contiguous float32" in first
+    )
     assert "targets: from 0 to V - 1" in messages(load_task("cross_entropy"))[0]
 
 

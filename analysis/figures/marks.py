@@ -12,7 +12,7 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
-from analysis.figures import checker, searches, suites
+from analysis.figures import checker, programs, searches, suites
 from analysis.figures.text import Figures
 from evo.core.errors import ConfigError
 
@@ -25,6 +25,7 @@ OF_FOLDER: dict[str, Callable[[Path], Figures]] = {
     "kernelbench-claude": suites.kernelbench_claude,
     "tritonbench-claude": suites.tritonbench_claude,
     "checker": checker.checker,
+    "programs": programs.programs,
     "h200-structural": searches.structural,
     "h200-claude": searches.with_a_model,
     "h200-claude-24": searches.with_a_model,

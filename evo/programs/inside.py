@@ -96,14 +96,15 @@ def _start_patch(folder: Path, report: Path | None) -> None:
     origin = json.loads((folder / "origin.json").read_text(encoding="utf-8"))
 
     def after(module: ModuleType) -> None:
-        if module.__name__ == origin["module"]:
-            sys.path.append(str(folder.parent))
-            patch = importlib.import_module(f"{folder.name}.patch")
-            if report is not None:
-                _write_report(patch, report)
-                at_end(lambda: _write_report(patch, report))
+        if module.__name__ != origin["module"]:  # another one of the same loader
+            return
+        sys.path.append(str(folder.parent))
+        patch = importlib.import_module(f"{folder.name}.patch")
+        if report is not None:
+            _write_report(patch, report)
+            at_end(lambda: _write_report(patch, report))
 
-    ImportWatch(after).__enter__()
+    ImportWatch(after, only=origin["module"]).__enter__()
 
 
 def _write_report(patch: ModuleType, file: Path) -> None:
