@@ -43,8 +43,8 @@ def _last(name: str) -> str:
 
 def _published(results: Sequence[Result]) -> str:
     rows = [
-        (result["package"].partition(" ")[0], f"`{_last(result['kernel']) or result['program']}`", *_gain(result["gain"]),
-         result["certificate"], f"{result['new_runs']} calls" if result["new_runs"] else "no")
+        (result["package"].partition(" ")[0], f"`{_last(result['kernel']) or result['program']}`",
+         *_gain(result["gain"]), result["certificate"], f"{result['new_runs']} calls" if result["new_runs"] else "no")
         for result in results
     ]  # fmt: skip
     return table(

@@ -255,7 +255,8 @@ def _problem(run: Mapping[str, Any], trials: Rows, timings: Rows) -> dict[str, A
         statistics.median(v for row in mine if (v := row[kind]) is not None) for kind in ("baseline_us", "candidate_us")
     ]
     return {
-        "run": run["run"].split("/")[0], "level": int(level), "name": name.rstrip("_"), "order": (int(level), int(name.split("_")[0])),
+        "run": run["run"].split("/")[0],
+        "level": int(level), "name": name.rstrip("_"), "order": (int(level), int(name.split("_")[0])),
         "answers": sum("@" in row["operator"] for row in done),
         "rules": sum("@" not in row["operator"] for row in done),
         "ok": len(right), "pending": len(candidates) - len(done), "times": " → ".join(f"{value:.4g}" for value in us),

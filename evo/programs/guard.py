@@ -86,9 +86,9 @@ def _tuple(raw: Any) -> Any:
 class Domain:
     """The calls that were verified.
 
-    names: of the arguments.  calls: by the parts of all arguments in it, each verified call: "result", the structure of
-    what the original returned, None if that is not known, and "slots", what the parameters of the new code get of a
-    launch, None for a function.  capability: of the GPU.
+    names: of the arguments.  calls: each verified call by the parts of all its arguments.  Its "result" is the
+    structure of what the original returned, None if that is not known.  Its "slots" say what the parameters of the new
+    code get of a launch; None for a function.  capability: of the GPU.
     """
 
     names: tuple[str, ...]

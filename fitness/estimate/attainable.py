@@ -27,8 +27,8 @@ from fitness.tasks.work import Workload
 SHORTEST_US = LAUNCH_US + DRAM_LATENCY_US  # of a kernel that reads what is in no cache
 # Products of narrower operands that are as precise as one of float32, at least: by the oracle's budget two are too few.
 NARROW_PRODUCTS = 3
-# Share of the peak that products of 8-bit operands may reach where a bfloat16 product reaches less: they draw less power.
-# On an H200 a Triton kernel reached 0.87 with int8 (4096 x 4096 x 4096); cuBLAS 0.47 with int8, 0.68 with float8.
+# Share of the peak that products of 8-bit operands may reach where a bfloat16 product reaches less: they draw less
+# power.  On an H200 a Triton kernel reached 0.87 with int8 (4096 x 4096 x 4096), and cuBLAS 0.68 with float8.
 EIGHT_BIT_SHARE = 0.9
 _OPERANDS = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64", "uint8": "int8"}
 

@@ -1,7 +1,7 @@
 """Writes task folders from captured calls: the kernel part of a file, an entry that makes the calls, and their inputs.
 
-    kernel.py    the kernel part as it is; below it the entry, one function that makes any of the captured calls, unless
-                 one function of the kernel part does that already
+    kernel.py    the kernel part as it is, and below it the entry: one function that makes any of the captured calls.
+                 If a function of the kernel part does that already, it is the entry
     calls.json   the calls: the arguments of the entry, and how tensors are drawn
     *.npy        values that are kept
     task.py      reads calls.json; the reference is the seed kernel, or a PyTorch function with an entry like it
