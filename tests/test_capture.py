@@ -218,6 +218,7 @@ def test_a_task_is_made_of_a_host_function(interpreted: Capture, make: Make, tmp
     assert made.notes == [
         "no holdout case: the program made 2 distinct calls; add one to task.py by hand",
         "GPU times are unknown: all cases weigh the same",
+        "2 of 8 launches of scale_kernel are made outside of host functions; with --launch the task has all of them",
     ]
 
 

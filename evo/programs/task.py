@@ -67,6 +67,7 @@ def make_task(
     if not fresh:
         raise TaskError(f"no call of {subject.name} can be made again: {_why_none(left_out, usable)}")
     chosen, notes = _chosen(subject, fresh)
+    notes += _launched_elsewhere(capture, subject, name)
     notes += [f"without the decorator {text}" for text in subject.left_out]
     if left_out:
         notes.append(f"left out: {len(left_out)} of {len(subject.calls)} calls; the first: {left_out[0][1]}")
@@ -99,6 +100,21 @@ def _subject(capture: Capture, name: str, launch: bool) -> CapturedHost:
     if kernel.kind != "triton":
         raise ConfigError(f"{name} is a kernel that torch.compile wrote: expected one of the program's own")
     return (None if launch else capture.host_of(kernel)) or kernel
+
+
+def _launched_elsewhere(capture: Capture, subject: CapturedHost, name: str) -> list[str]:
+    """Returns a note if the kernel of that name is launched by others than the host function that the task is of."""
+    for kernel in capture.kernels:
+        if kernel is not subject and name in (kernel.name, kernel.attribute):
+            others = kernel.launches - kernel.hosts.get(subject.name, 0)
+            hosts = sorted(host for host in kernel.hosts if host not in ("", subject.name))
+            where = f"by {', '.join(hosts)}" if hosts else "outside of host functions"
+            if others:
+                return [
+                    f"{others} of {kernel.launches} launches of {kernel.attribute} are made {where}; with --launch the "
+                    "task has all of them"
+                ]
+    return []
 
 
 def _or_launch(capture: Capture, subject: CapturedHost, name: str) -> str:
