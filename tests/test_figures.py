@@ -133,22 +133,31 @@ def test_kernels_of_programs_count_as_faster_if_their_interval_lies_above_1(tmp_
 
     results = [result("a", "program", 3.0), result("b", "program", 0.9), result("c", "nothing", 3.0)]
     (tmp_path / "published.jsonl").write_text("\n".join(map(json.dumps, results)))
-    search = {"kernel": "p.a", "nothing_faster": False, "gain": results[0]["gain"]}
-    sides = [
-        {"deviation": 0.01, "kernels": {"p.a": [10, 200.0], "p.b": [10, 100.0]}},
-        {"deviation": 0.02, "kernels": {"pkg_a.kernel.a": [10, 50.0], "p.b": [10, 110.0]}},
+    slow = {"speedup": 1.0, "ci95": [0.9, 1.1], "improved": False, "attained": 0.9}
+    searches = [{"kernel": "p.a", "gain": results[0]["gain"]}, {"kernel": "p.b", "gain": slow}]
+    answers = {"p.a": {"best": {**slow, "speedup": 8.0, "ci95": [7.0, 9.0], "improved": True}}, "p.b": {"best": None}}
+    step = {"ratio": 1.1, "ci95": [1.0, 1.2]}
+    comparisons = [
+        {**step, "pairs": pairs, "sides": [{"deviation": worst}, {"deviation": 0.01}], "step_ms": step}
+        for pairs, worst in ((6, 0.02), (8, 0.0))
     ]
-    compared = {"sides": sides, "ratio": 1.1, "ci95": [1.0, 1.2], "pairs": 6}
-    kernels = [{"kernel": f"p.{name}", "gpu_us": us} for name, us in (("a", 3000.0), ("b", 1000.0))]
-    liger = {"table": kernels, "searches": [search], "compare": compared, "step_ms": compared}
+    kernels = [{"kernel": f"p.{name}", "gpu_us": us} for name, us in (("a", 3000.0), ("b", 900.0), ("c", 100.0))]
+    liger = {"table": kernels, "searches": searches, "answers": answers, "comparisons": comparisons}
     (tmp_path / "liger.json").write_text(json.dumps(liger))
     figures = programs(tmp_path)
     assert (figures["through"], figures["faster"], figures["deviation"]) == ("2 of 3", "1 of 3", "2.0 %")
     assert figures["mean"].startswith("2.00×")
     assert figures["published"].splitlines()[2] == "| p | `a` | 4.00 [3.00, 5.00] | 50 % | passed | 15 calls |"
     assert figures["liger"].splitlines()[2:] == [
-        "| `a` | 3.0 | 75 % | 4.00 [3.00, 5.00] | 20.0 → 5.0 |", "| `b` | 1.0 | 25 % | not searched | 10.0 → 11.0 |",
-    ]  # fmt: skip
+        "| `a` | 3.0 | 75 % | 4.00 [3.00, 5.00] (50 % of attainable) | 8.00 [7.00, 9.00] (90 % of attainable) |",
+        "| `b` | 0.9 | 22 % | nothing faster | nothing faster |",
+        "| `c` | 0.1 | 2 % | not asked | not asked |",
+    ]
+    assert (figures["rules.pairs"], figures["answers.pairs"], figures["answers.step"]) == (
+        "6",
+        "8",
+        "1.10 [1.00, 1.20]",
+    )
 
 
 def test_a_wrong_kernel_counts_if_a_witness_and_the_evaluator_say_something_of_it(tmp_path: Path) -> None:

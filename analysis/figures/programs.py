@@ -57,23 +57,25 @@ def _training_step(found: Result) -> Figures:
     total = sum(kernel["gpu_us"] for kernel in found["table"])
     rows = []
     for kernel in found["table"]:
-        search = searched.get(kernel["kernel"])
-        nothing = ("nothing faster", "") if search and search["nothing_faster"] else None
-        gain = ("not searched", "") if search is None else nothing or _gain(search["gain"])
-        us = [side["kernels"].get(kernel["kernel"]) for side in found["compare"]["sides"]]
-        replaced = [value for name, value in found["compare"]["sides"][1]["kernels"].items()
-                    if name.startswith("pkg_") and _last(name) == _last(kernel["kernel"])]  # fmt: skip
-        after = us[1] or (replaced or [None])[0]
+        search, answers = searched.get(kernel["kernel"]), found["answers"].get(kernel["kernel"])
         rows.append((
             f"`{_last(kernel['kernel'])}`", f"{kernel['gpu_us'] / 1e3:.1f}", f"{100 * kernel['gpu_us'] / total:.0f} %",
-            gain[0], f"{us[0][1] / us[0][0]:.1f} → {after[1] / after[0]:.1f}" if us[0] and after else "",
+            _found(None if search is None else search["gain"]),
+            _found(None if answers is None else answers["best"] or {}),
         ))  # fmt: skip
-    compared = found["compare"]
-    head = ("kernel", "ms of 50 steps", "of Triton's time", "times as fast [95 %]", "µs a launch, before → after")
-    return {
-        "liger": table(head, rows),
-        "whole": within(compared["ratio"], *compared["ci95"]),
-        "step": within(found["step_ms"]["ratio"], *found["step_ms"]["ci95"]),
-        "pairs": str(compared["pairs"]),
-        "deviation": f"{100 * max(side['deviation'] for side in compared['sides']):.1f} %",
-    }
+    head = ("kernel", "ms of 50 steps", "of Triton's time", "by rules", "by answers of a model")
+    figures = {"liger": table(head, rows)}
+    for name, compared in zip(("rules", "answers"), found["comparisons"], strict=True):
+        step = compared["step_ms"]
+        figures[f"{name}.whole"] = within(compared["ratio"], *compared["ci95"])
+        figures[f"{name}.step"] = within(step["ratio"], *step["ci95"])
+        figures[f"{name}.pairs"] = str(compared["pairs"])
+    worst = max(side["deviation"] for compared in found["comparisons"] for side in compared["sides"])
+    return figures | {"deviation": f"{100 * worst:.1f} %"}
+
+
+def _found(gain: Result | None) -> str:
+    """Returns times as fast, or why there is nothing to say; {} is a search that found nothing faster."""
+    if gain is None:
+        return "not asked"
+    return "{} ({} of attainable)".format(*_gain(gain)) if gain and _faster(gain) else "nothing faster"

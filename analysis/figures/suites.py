@@ -304,6 +304,7 @@ def _levels(levels: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
 
 FIRST = "evolve"  # the variant that others are compared with
 AFTER = (1, 2, 4, 8, 12)  # answers
+OF_RANGE = "attention_score"  # the kernel whose greatest gain rests on the range of its inputs
 
 
 def tritonbench_claude(folder: Path) -> Figures:
@@ -320,6 +321,7 @@ def tritonbench_claude(folder: Path) -> Figures:
         "right": share(len(right), len(rows)),
         "table": _of_kernels(answers, variants),
         "after": _after(answers, variants),
+        "after-without": _after({k: by for k, by in answers.items() if k != OF_RANGE}, variants),
     }
 
 
