@@ -16,12 +16,13 @@ from fitness.cuda.launcher import DeviceError
 from fitness.gpu.autotune import select
 from fitness.gpu.programs import Loaded
 from fitness.gpu.runner import LaunchBundle
+from fitness.gpu.runner_process import _told
 
 CASES = [Case("small", {"N": 1}), Case("large", {"N": 2}), Case("other", {"N": 3}, role="holdout")]
 
 
 def launch(kernel: str, configs: int) -> Launch:
-    return Launch(kernel, tuple(Config((1, 1, 1), {"config": i}, {}) for i in range(configs)), 1)
+    return Launch(kernel, tuple(Config((1, 1, 1), {"config": i}, {}, f"BLOCK: {i}") for i in range(configs)), 1)
 
 
 def chosen(
@@ -83,8 +84,10 @@ def test_what_the_device_cannot_launch_is_no_winner():
 
 def test_what_ends_the_process_is_told():
     fatal = DeviceError("CUDA_ERROR_ILLEGAL_ADDRESS", "launching")
-    with pytest.raises(DeviceError):
-        chosen({name: lambda i: fatal for name in ("small", "large")}, launch("k", 3))
+    with pytest.raises(DeviceError) as raised:
+        chosen({name: lambda i: fatal if i == 1 else 5 for name in ("small", "large")}, launch("k", 3))
+    told = "CUDA_ERROR_ILLEGAL_ADDRESS while launching, with the configuration BLOCK: 1 of k"
+    assert _told(raised.value) == told
 
 
 def test_a_kernel_that_no_tune_case_launches_races_where_it_is_launched():

@@ -21,7 +21,7 @@ def select(task: Task, programs: Programs, timer: Timer, loaded: Loaded) -> dict
 
     Kernels are selected one after another, by their time over the tune cases.  A kernel that no tune case launches is
     selected by its time over the cases that launch it.  A kernel that is launched at several places, with as many
-    configurations, is frozen to one setting.
+    configurations, is frozen to one setting.  An error that ends the process has a note of the configuration.
     """
     chosen: dict[tuple[str, int], int] = {}
     for plan in loaded.bundle.plans.values():
@@ -29,9 +29,20 @@ def select(task: Task, programs: Programs, timer: Timer, loaded: Loaded) -> dict
     tuned = [key for key in chosen if key[1] > 1]
     for kernel in tuned:
         cases = [(c, programs.inputs(c, 0)) for c in _cases_of(task, loaded, kernel)]
-        scores = [_score(programs, timer, loaded, {**chosen, kernel: i}, cases) for i in range(kernel[1])]
+        scores = []
+        for i in range(kernel[1]):
+            try:
+                scores.append(_score(programs, timer, loaded, {**chosen, kernel: i}, cases))
+            except Exception as error:
+                error.add_note(f"with the configuration {_label(loaded, kernel, i)} of {kernel[0]}")
+                raise
         chosen[kernel] = min(range(kernel[1]), key=lambda i: (scores[i], i))
     return choices(loaded.bundle, chosen)
+
+
+def _label(loaded: Loaded, kernel: tuple[str, int], number: int) -> str:
+    launches = (launch for plan in loaded.bundle.plans.values() for launch in plan.launches)
+    return next(s.configs[number].label for s in launches if (s.kernel, len(s.configs)) == kernel)
 
 
 def _cases_of(task: Task, loaded: Loaded, kernel: tuple[str, int]) -> list[Case]:

@@ -118,12 +118,17 @@ def answered(bench: Benchmark, kind: str, request: list[Any]) -> Any:
     except JobError as error:
         report = Report(error.verdict, "verify", f"line {error.line}: {error.message}" if error.line else error.message)
     except DeviceError as error:
-        report = Report(error.verdict, "verify", str(error), fault=error.fatal)
+        report = Report(error.verdict, "verify", _told(error), fault=error.fatal)
     except torch.cuda.OutOfMemoryError as error:
         report = Report(Verdict.OUT_OF_MEMORY, "verify", f"device memory: {str(error).splitlines()[0]}")
     except Exception as error:
         report = _unexpected(error)
     return report if report.fault else _settled(bench, report)
+
+
+def _told(error: Exception) -> str:
+    """Returns the first line of an error and what was noted about it, such as the configuration that was timed."""
+    return ", ".join([str(error).strip().splitlines()[0], *getattr(error, "__notes__", ())])
 
 
 def _leave_memory(bench: Benchmark) -> None:
@@ -140,7 +145,7 @@ def _unexpected(error: Exception) -> Report:
     """
     text = str(error).strip()
     if isinstance(error, RuntimeError) and "CUDA error" in text:
-        return Report(verdict_of_text(text), "verify", text.splitlines()[0], fault=True)
+        return Report(verdict_of_text(text), "verify", _told(error), fault=True)
     traceback.print_exc()
     return Report(Verdict.INFRASTRUCTURE, "verify", f"{type(error).__name__}: {text}", fault=True)
 
