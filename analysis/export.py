@@ -16,7 +16,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from analysis import export_schema
-from analysis.formats import FORMATS, Write
+from analysis.formats import FORMATS, WriteBatch
 from analysis.tables import batches, metadata, named_runs, opened, to_batches
 from analysis.training import tables as training
 from evo.core.errors import ConfigError
@@ -116,7 +116,7 @@ class Files:
         self, folder: Path, tables: Sequence[export_schema.Table], forms: Sequence[str], facts: Mapping[str, Any]
     ) -> None:
         self.rows: dict[str, int] = {}
-        self._writers: dict[str, list[tuple[str, Write]]] = {table.name: [] for table in tables}
+        self._writers: dict[str, list[tuple[str, WriteBatch]]] = {table.name: [] for table in tables}
         self._open = ExitStack()
         for table in tables:
             kind = table.schema({"table": table.name, **facts})

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 VERSION = 7
 BATCH, TEXT_BATCH = 16384, 1024  # rows; whole sources and dialogues are 1 to 100 kB each, other rows 5 kB at most
-_TEXTS = ("sources", "llm_calls", "sft", "grpo")
+_TABLES_OF_TEXTS = ("sources", "llm_calls", "sft", "grpo")
 METADATA_KEY = "evo"  # of the Parquet file's key-value metadata; the value is JSON
 
 _TEXT, _FLAG, _REAL, _INT, _SMALL = pa.string(), pa.bool_(), pa.float64(), pa.int64(), pa.int32()
@@ -47,12 +47,12 @@ class Table:
 
 
 def _table(name: str, text: str, columns: Sequence[tuple[str, pa.DataType, str, str]]) -> Table:
-    return Table(name, text, tuple(Column(*c) for c in columns), TEXT_BATCH if name in _TEXTS else BATCH)
+    return Table(name, text, tuple(Column(*c) for c in columns), TEXT_BATCH if name in _TABLES_OF_TEXTS else BATCH)
 
 
 _RUN = ("run", _TEXT, "", "name of the run: its folder's, with as much of the path as tells the runs apart")
 _TRIAL = ("trial", _INT, "", "number of the trial, from 0 (the seed kernel, or PyTorch for a task without one)")
-_CANDIDATE = ("candidate", _TEXT, "", "id of the source: a hash that ignores comments and layout")
+_CANDIDATE_COLUMN = ("candidate", _TEXT, "", "id of the source: a hash that ignores comments and layout")
 _VERDICT = ("verdict", _TEXT, "", "`ok`, `wrong`, `duplicate`, …; null while pending")
 _STAGE = ("stage", _TEXT, "", "the stage that gave the verdict")
 _ESTIMATED = ("estimated", _FLAG, "", "true: a model computed the speedup; false: a GPU measured it; null without one")
@@ -144,7 +144,7 @@ _TABLES = (
         [
             _RUN,
             _TRIAL,
-            _CANDIDATE,
+            _CANDIDATE_COLUMN,
             ("operator", _TEXT, "", "that made it; `seed` for trial 0"),
             ("parents", _TRIALS, "", "trials it was made from; the first gave the most"),
             ("island", _SMALL, "", "it belongs to"),
@@ -188,7 +188,7 @@ _TABLES = (
             _RUN,
             ("finished", _INT, "", "order of finishing, which is the order of replay"),
             _TRIAL,
-            _CANDIDATE,
+            _CANDIDATE_COLUMN,
             ("verdict", _TEXT, "", "`ok`, `wrong`, `duplicate`, …"),
             _STAGE,
             (
@@ -239,7 +239,7 @@ _TABLES = (
         [
             _RUN,
             ("trial", _INT, "", "that proposed the candidate; null if none did"),
-            _CANDIDATE,
+            _CANDIDATE_COLUMN,
             ("tier", _TEXT, "", "`ncu`: hardware counters; `counters-free`: measured times; `estimate`: a model"),
             ("bottleneck", _TEXT, "", "`memory`, `compute`, `latency`, `parallelism` or `overhead`"),
             ("reason", _TEXT, "", "one sentence"),
@@ -293,7 +293,7 @@ _TABLES = (
         "One row a source.",
         [
             _RUN,
-            _CANDIDATE,
+            _CANDIDATE_COLUMN,
             _TRIAL,
             ("text", _TEXT, "", "the source, as proposed; a line that says so for an answer without one"),
             ("frozen_text", _TEXT, "", "with the autotune configuration chosen; null if there was none to choose"),

@@ -14,18 +14,18 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-Write = Callable[[pa.RecordBatch], Any]
-Format = Callable[[Path, pa.Schema], AbstractContextManager[Write]]
+WriteBatch = Callable[[pa.RecordBatch], Any]
+Format = Callable[[Path, pa.Schema], AbstractContextManager[WriteBatch]]
 
 
 @contextmanager
-def parquet(path: Path, schema: pa.Schema) -> Iterator[Write]:
+def parquet(path: Path, schema: pa.Schema) -> Iterator[WriteBatch]:
     with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         yield writer.write_batch
 
 
 @contextmanager
-def csv(path: Path, schema: pa.Schema) -> Iterator[Write]:
+def csv(path: Path, schema: pa.Schema) -> Iterator[WriteBatch]:
     """Lists, structures and maps become JSON.  Null is an empty field, an empty text is `""`."""
     flat = pa.schema([pa.field(f.name, pa.string()) if pa.types.is_nested(f.type) else f for f in schema])
 
@@ -38,7 +38,7 @@ def csv(path: Path, schema: pa.Schema) -> Iterator[Write]:
 
 
 @contextmanager
-def jsonl(path: Path, schema: pa.Schema) -> Iterator[Write]:
+def jsonl(path: Path, schema: pa.Schema) -> Iterator[WriteBatch]:
     """One object a row.  Times are ISO 8601; numbers that JSON lacks are "NaN", "Infinity" and "-Infinity"."""
     names = schema.names
 

@@ -35,13 +35,13 @@ def built_in() -> Mapping[str, Operator | LlmOperator]:
 
 def missing(plugin: Any) -> str:
     """What a plug-in lacks to be an operator, in words; "" for nothing."""
-    asks = hasattr(plugin, "prompt")
-    wanted = ("arity", "repairs", "prompt", "read") if asks else ("arity", "__call__")
-    protocol = "operators.llm.base.LlmOperator" if asks else "operators.base.Operator"
+    is_llm = hasattr(plugin, "prompt")
+    wanted = ("arity", "repairs", "prompt", "read") if is_llm else ("arity", "__call__")
+    protocol = "operators.llm.base.LlmOperator" if is_llm else "operators.base.Operator"
     lacks = [name for name in wanted if not hasattr(plugin, name)]
     if lacks:
         return f"expected what {protocol} has, got an object without {', '.join(lacks)}"
-    least = 0 if asks else 1
+    least = 0 if is_llm else 1
     if plugin.arity not in range(least, 3):
         return f"expected an arity (number of parents) from {least} to 2, got {plugin.arity!r}"
     return ""

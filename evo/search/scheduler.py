@@ -58,7 +58,7 @@ class Scheduler:
         self._screen = screen if self._strategy.screens and config.screen_budget else None
         self._tuning = screen if self._strategy.screens and config.tune_budget else None
         self._prompts = prompts
-        self._seen: set[str] = set()
+        self._known_ids: set[str] = set()
         self._reached: dict[int, float] = {}  # speedup of a trial; of its best parent, if it has none
         self._measured = Measurements()
         self._finished = 0
@@ -70,7 +70,7 @@ class Scheduler:
 
     def register(self, proposal: Proposal) -> None:
         """Takes note of a proposal, before it is evaluated."""
-        self._seen.add(proposal.candidate.id)
+        self._known_ids.add(proposal.candidate.id)
         self.next_index = max(self.next_index, proposal.index + 1)
         if self._prompts is not None:
             self._prompts.register(proposal)
@@ -182,7 +182,7 @@ class Scheduler:
         """Returns the next proposal, made from an answer."""
         assert self._prompts is not None  # a call comes from it
         index = self.next_index
-        made = self._prompts.read(call, index, self._seed_of(index), self._finished, self._seen)
+        made = self._prompts.read(call, index, self._seed_of(index), self._finished, self._known_ids)
         return made if made.evaluation is not None or self._tuning is None else self._tuned(made, self._tuning)
 
     def _tuned(self, made: Made, screen: Screen) -> Made:
@@ -196,7 +196,7 @@ class Scheduler:
         rng = random.Random(f"{self._config.seed}/{proposal.index}/tune")
         best, cost = tune(source, screen, rng, self._config.tune_budget)
         candidate = Candidate(best)
-        changed = candidate.id != proposal.candidate.id and candidate.id not in self._seen
+        changed = candidate.id != proposal.candidate.id and candidate.id not in self._known_ids
         tuned = dataclasses.replace(
             proposal,
             candidate=candidate if changed else proposal.candidate,
@@ -224,7 +224,7 @@ class Scheduler:
             return None
         cost.update(draft.cost)  # type: ignore[arg-type]  # failed drafts cost too; counts may be fractions
         candidate = Candidate(draft.source)
-        if candidate.id in self._seen:
+        if candidate.id in self._known_ids:
             return None
         index = self.next_index
         return Proposal(

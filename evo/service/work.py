@@ -347,7 +347,7 @@ class _Evaluators:
     most: int
     opening: set[str] = field(default_factory=set)  # hashes of tasks whose evaluator is being opened
     _open: OrderedDict[str, _Open] = field(default_factory=OrderedDict)
-    _faults: dict[str, str] = field(default_factory=dict)  # why a task cannot be used
+    _task_errors: dict[str, str] = field(default_factory=dict)  # why a task cannot be used
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _opening_one: threading.Lock = field(default_factory=threading.Lock)
 
@@ -382,8 +382,8 @@ class _Evaluators:
 
     def _known(self, task_hash: str) -> _Open | None:
         """The open evaluator with one user more, None if it is not open.  Raises TaskError for a task at fault."""
-        if task_hash in self._faults:
-            raise TaskError(self._faults[task_hash])
+        if task_hash in self._task_errors:
+            raise TaskError(self._task_errors[task_hash])
         found = self._open.get(task_hash)
         if found is not None:
             self._open.move_to_end(task_hash)
@@ -400,7 +400,7 @@ class _Evaluators:
                 raise
         except TaskError as error:
             with self._lock:
-                self._faults[task_hash] = str(error)
+                self._task_errors[task_hash] = str(error)
             raise
         return evaluator
 

@@ -18,7 +18,7 @@ from evo.core.errors import StoreError
 from evo.storage.shared import open_shared
 
 FILE = "ledger.sqlite"
-CANDIDATES, TOKENS, USD, GPU_SECONDS = KINDS = ("candidates", "tokens", "usd", "gpu_seconds")
+CANDIDATES, TOKENS, USD, GPU_SECONDS = RESOURCES = ("candidates", "tokens", "usd", "gpu_seconds")
 POLL_S = 0.2  # between two tries to reserve, while other runs hold reservations
 
 _SCHEMA = """
@@ -65,7 +65,7 @@ class Ledger:
         """Returns what all runs spent, by kind."""
         with self._lock, self._in_words():
             sums = {kind: spent for kind, spent, _ in self._db.execute(_SUMS)}
-        return {kind: sums.get(kind, 0.0) for kind in KINDS}
+        return {kind: sums.get(kind, 0.0) for kind in RESOURCES}
 
     def reserve(self, run: str, amounts: Mapping[str, float]) -> tuple[Grant, str]:
         """Reserves all amounts for `run`, or nothing; returns the answer and the kind that has no room."""
@@ -94,7 +94,7 @@ class Ledger:
 
     def put(self, run: str, spent: Mapping[str, float], reserved: Mapping[str, float]) -> None:
         """Replaces all that is known of `run`, by what its store says."""
-        rows = [(run, kind, spent.get(kind, 0.0), reserved.get(kind, 0.0)) for kind in KINDS]
+        rows = [(run, kind, spent.get(kind, 0.0), reserved.get(kind, 0.0)) for kind in RESOURCES]
         with self._transaction():
             self._db.executemany("INSERT OR REPLACE INTO charges VALUES (?, ?, ?, ?)", rows)
 

@@ -104,9 +104,9 @@ def _multiple_of(block: Any, values: Any) -> Any:
     """Checks that along an axis runs of consecutive numbers begin at a multiple; the compiler relies on that."""
     for axis, factor in _hints(block, values):
         data = np.moveaxis(block.handle.data, axis, -1).astype(np.int64)
-        begins = np.ones(data.shape, np.bool_)
-        begins[..., 1:] = np.diff(data) != 1
-        if (data[begins] % factor).any():
+        run_begins = np.ones(data.shape, np.bool_)
+        run_begins[..., 1:] = np.diff(data) != 1
+        if (data[run_begins] % factor).any():
             raise ValueError(f"tl.multiple_of: not a multiple of {factor}")
     return block
 

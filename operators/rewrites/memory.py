@@ -255,7 +255,7 @@ def _contiguous(source: Source, rng: random.Random) -> str | None:
             block = _tile_offsets(node)
             if block in kernel.constexpr:
                 sites.append((node, block))
-    site = pick(rng, [s for s in sites if not _hinted(source, s[0])])
+    site = pick(rng, [s for s in sites if not _has_compiler_hint(source, s[0])])
     if site is None:
         return None
     node, block = site
@@ -278,7 +278,7 @@ def _tile_offsets(node: cst.CSTNode) -> str:
     return ""
 
 
-def _hinted(source: Source, node: cst.CSTNode) -> bool:
+def _has_compiler_hint(source: Source, node: cst.CSTNode) -> bool:
     hints = [n for n in walk(source.module) if called(n) in ("tl.multiple_of", "tl.max_contiguous")]
     return any(node is inner for h in hints for inner in walk(h))
 
