@@ -129,7 +129,7 @@ def test_the_tolerance_in_numbers_is_that_of_the_oracle():
 
 def test_what_right_means_follows_from_the_task(made):
     softmax, scatter = (" ".join(right_lines(load_task(name))) for name in ("softmax", "scatter"))
-    assert "Written in place: table." in scatter and "No argument may be changed" in softmax
+    assert "Written in place: table, restored before every call" in scatter and "No argument may be changed" in softmax
     assert "no atomic additions of floats" in softmax and "NaN and infinity never pass" in softmax
     draw = "return (torch.randn(N, generator=generator, device=generator.device),)"
     loose = " ".join(right_lines(made(draw, more="tolerance = 0.01\ndeterministic = False\nstress = False")))
