@@ -42,7 +42,7 @@ _FAILURES = (
 OFFSETS = (0, 27, 33, 34, 75, 91, 106, 126, 133, 193, 217, 221)
 
 EVERYONE = 4 * WINDOW  # Some grids of at most this size are counted as a whole (`_Tracer._run`) ...
-EVERYONE_COST = 50_000.0  # ... unless they cost more than this together.  Of others as many as that pays for.
+EVERYONE_COST = 50_000.0  # ... unless they cost more than this together.
 SPREAD, GOLDEN = 12, (5**0.5 - 1) / 2  # If programs have roles: number of sampled pairs, golden ratio.
 
 
@@ -110,17 +110,13 @@ class _Tracer:
         if has_roles(counters.values()):
             weights = spread(programs)
             return self._summary(launch, config, weights, count(weights), count)
-        affordable = int(EVERYONE_COST / _cost(counters.values(), 1))
-        few = programs <= min(EVERYONE, affordable)
+        few = programs <= EVERYONE and _cost(counters.values(), programs) <= EVERYONE_COST
         if not (few and some_idle(counters.values())):
             found = self._summary(launch, config, weights, counters, count)
-            if not (some_write_less(counters.values()) and _unknown_blocks(found)):
-                return found
-            if not few and affordable < 2 * SPREAD:
+            if not (few and some_write_less(counters.values()) and _unknown_blocks(found)):
                 return found
         everyone = dict.fromkeys(range(programs), 1 / programs)
-        weights = everyone if few else spread(programs, min(WINDOW, affordable) // 2)
-        return self._summary(launch, config, weights, count(weights, brief=True), count)
+        return self._summary(launch, config, everyone, count(everyone, brief=True), count)
 
     def _summary(
         self,
@@ -137,8 +133,7 @@ class _Tracer:
         if programs == len(weights) > self._samples:
             near = [seen[number] for number in window(programs)]
         elif programs > len(weights):
-            some = list(weights)[:: max(2, len(weights) // SPREAD)]
-            beside, apart = count(window(programs), True), count(_with_partners(config.grid, some), True)
+            beside, apart = count(window(programs), True), count(_with_partners(config.grid, list(weights)[::2]), True)
             near, far = list(beside.values()), list(apart.values())
             seen |= beside | apart
             seen |= count(corners(config.grid) - set(seen), True)
@@ -210,9 +205,9 @@ def _written(counter: Counter) -> frozenset[int]:
     return frozenset(buffer for kind, buffer, spans in counter.footprint if kind != "load" and spans.starts.size)
 
 
-def spread(programs: int, pairs: int = SPREAD) -> dict[int, float]:
+def spread(programs: int) -> dict[int, float]:
     """Programs all over the grid, with equal weights: by the golden ratio, and in pairs, as roles often alternate."""
-    found = {n for i in range(pairs) for n in _pair(int(i * GOLDEN % 1 * programs), programs)}
+    found = {n for i in range(SPREAD) for n in _pair(int(i * GOLDEN % 1 * programs), programs)}
     return dict.fromkeys(sorted(found), 1 / len(found))
 
 
