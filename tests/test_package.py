@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -200,6 +201,21 @@ def reference(grid_0, grid_1, grid_2, x_ptr, y_ptr, n, factor, BLOCK):
 """
 
 
+def check_two_sizes_are_replaced(file: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The program runs with the package at two verified sizes and another one.  Returns its module, without it."""
+    ops = import_program(file, monkeypatch)
+    monkeypatch.syspath_prepend(str(package.parent))
+    patch = importlib.import_module(f"{package.name}.patch")
+    try:
+        for size in (64, 256, 80):
+            x = torch.randn(size)
+            assert torch.equal(ops.scale(x), x * 2)
+        assert patch.counts() == {"new": 2, "original": {"x_ptr: shape not verified": 1}}
+    finally:
+        patch.undo()
+    return ops
+
+
 def test_a_kernel_whose_launch_the_search_changed_is_replaced(tmp_path, monkeypatch):
     file = write_program(tmp_path, "prog_launch")
     seed = f"{HEAD}\n{KERNEL}\n{LAUNCH}"
@@ -214,16 +230,7 @@ def test_a_kernel_whose_launch_the_search_changed_is_replaced(tmp_path, monkeypa
     names = ("x_ptr", "y_ptr", "n", "factor", "BLOCK")
     slots = [*(["grid", axis] for axis in range(3)), *(["argument", name] for name in names)]
     assert [call["slots"] for call in domain["calls"]] == [slots, slots]
-    ops = import_program(file, monkeypatch)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    patch = importlib.import_module("fast_launch.patch")
-    try:
-        for size in (64, 256, 80):
-            x = torch.randn(size)
-            assert torch.equal(ops.scale(x), x * 2)
-        assert patch.counts() == {"new": 2, "original": {"x_ptr: shape not verified": 1}}
-    finally:
-        patch.undo()
+    ops = check_two_sizes_are_replaced(file, tmp_path / "fast_launch", monkeypatch)
     assert type(ops.scale_kernel).__name__ == "InterpretedFunction"
 
 
@@ -262,16 +269,7 @@ def test_launches_of_several_forms_are_replaced_each_by_its_own(tmp_path, monkey
     assert small[:5] == [["value", 0], ["grid", 0], ["grid", 1], ["grid", 2], ["argument", "x_ptr"]]
     assert small[9:] == [["value", None]] * 7
     assert large[:9] == [["value", 1], *[["value", None]] * 8] and large[12] == ["argument", "x_ptr"]
-    ops = import_program(file, monkeypatch)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    patch = importlib.import_module("fast_forms.patch")
-    try:
-        for size in (64, 256, 80):
-            x = torch.randn(size)
-            assert torch.equal(ops.scale(x), x * 2)
-        assert patch.counts() == {"new": 2, "original": {"x_ptr: shape not verified": 1}}
-    finally:
-        patch.undo()
+    check_two_sizes_are_replaced(file, tmp_path / "fast_forms", monkeypatch)
 
 
 def test_what_is_no_plain_launch_is_refused(tmp_path):

@@ -103,10 +103,14 @@ class Capture:
         total = self.total_us
         return None if not total or kernel.gpu_us is None else kernel.gpu_us / total
 
+    def named(self, name: str) -> list[CapturedKernel]:
+        """Returns the kernels of that name, with or without their modules."""
+        return [k for k in self.kernels if name in (k.name, k.attribute)]
+
     def kernel(self, name: str) -> CapturedKernel:
         """Returns the kernel of that name, with or without its module.  Raises ConfigError if there is not one."""
         names = [k.name for k in self.kernels]
-        found = [k for k in self.kernels if name in (k.name, k.attribute)]
+        found = self.named(name)
         if len(found) == 1:
             return found[0]
         if found:

@@ -447,10 +447,16 @@ def _new_code(kernel: ModuleType, raw: Mapping[str, Any]) -> New:
         given = dict(zip(names, values, strict=True))
         if slots is None:
             return function(**given)
-        of = {"argument": given.__getitem__, "grid": lambda axis: given["grid"][axis], "value": lambda value: value}
-        return function(*[of[kind](which) for kind, which in slots])
+        return function(*[_slot(given, kind, which) for kind, which in slots])
 
     return run
+
+
+def _slot(given: Mapping[str, Any], kind: str, which: Any) -> Any:
+    """Returns what a parameter of an entry gets: an argument of the launch, a size of its grid, or a fixed value."""
+    if kind == "value":
+        return which
+    return given["grid"][which] if kind == "grid" else given[which]
 
 
 def _globals_with(value: Any) -> Iterator[tuple[ModuleType, str]]:

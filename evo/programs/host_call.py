@@ -50,14 +50,14 @@ def arguments_of(task: Task, origin: Origin, case: Case) -> dict[str, Any]:
     function = function_of(task.needed_seed, origin.last)
     if isinstance(function.params.star_arg, cst.Param) or function.params.star_kwarg is not None:
         raise ConfigError(f"expected a function {origin.name} with named parameters, got one with * or **")
-    names: list[str] = [p.name.value for p in parameters(function)]
     if task.entry == origin.last:
-        return dict(zip(names, given, strict=False))
-    grid, args, kwargs = _call(task, origin, given)
-    found: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
-    if origin.kind != KERNEL:
-        return found
-    return {**{name: value for name, value in found.items() if name in names}, GRID: grid_of(grid)}
+        return dict(zip(_names(function), given, strict=False))
+    grid, found = _call(task, origin, given)
+    return found if origin.kind != KERNEL else {**found, GRID: grid_of(grid)}
+
+
+def _names(function: cst.FunctionDef) -> list[str]:
+    return [p.name.value for p in parameters(function)]
 
 
 class _Reached(Exception):
@@ -82,8 +82,8 @@ class _StandIn:
             raise _Reached
 
 
-def _call(task: Task, origin: Origin, given: Sequence[Any]) -> tuple[Any, Sequence[Any], dict[str, Any]]:
-    """Returns grid, arguments and keywords of the one call that the entry makes."""
+def _call(task: Task, origin: Origin, given: Sequence[Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns the grid, and the arguments by parameter, of the one call that the entry makes; no launch options."""
     space: dict[str, Any] = {}
     for definition in definitions(cst.parse_module(task.needed_seed)):
         if definition.is_import:
@@ -104,7 +104,10 @@ def _call(task: Task, origin: Origin, given: Sequence[Any]) -> tuple[Any, Sequen
             f"expected an entry of {task.name} that calls {origin.last} once, got one that does {len(stand_in.calls)} "
             "times; make the task again by `evo tasks new --from`"
         )
-    return stand_in.calls[0]
+    ((grid, args, kwargs),) = stand_in.calls
+    names = _names(function_of(task.needed_seed, origin.last))
+    found = {**dict(zip(names, args, strict=False)), **kwargs}
+    return grid, {name: value for name, value in found.items() if origin.kind != KERNEL or name in names}
 
 
 def slots_of(task: Task, origin: Origin, case: Case) -> list[Slot]:
@@ -117,13 +120,11 @@ def slots_of(task: Task, origin: Origin, case: Case) -> list[Slot]:
     from fitness.tasks.calls import Calls
 
     given: Sequence[Any] = Calls(task).arguments(case)
-    slots = [p.name.value for p in parameters(function_of(task.needed_seed, task.entry))]
+    slots = _names(function_of(task.needed_seed, task.entry))
     marks = [given[0] if slots[0] == FORM else object(), *(object() for _ in slots[1:])]
-    grid, args, kwargs = _call(task, origin, marks)
-    names = [p.name.value for p in parameters(function_of(task.needed_seed, origin.last))]
+    grid, arguments = _call(task, origin, marks)
     where: dict[int, Slot] = {id(mark): ["grid", axis] for axis, mark in enumerate(grid)}
-    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-    where |= {id(mark): ["argument", name] for name, mark in arguments.items() if name in names}
+    where |= {id(mark): ["argument", name] for name, mark in arguments.items()}
     found = [where.get(id(mark), ["value", value]) for mark, value in zip(marks, given, strict=True)]
     lost = [name for name, (kind, value) in zip(slots, found, strict=True) if kind == "value" and value is not None]
     if strange := [name for name in lost if name != FORM]:

@@ -47,7 +47,8 @@ class ImportWatch:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            self._after(module)
+            if self._only in ("", module.__name__):  # the loader may serve others
+                self._after(module)
 
         loader.exec_module = exec_module
         self._wrapped[id(loader)] = loader

@@ -95,9 +95,7 @@ def _start_patch(folder: Path, report: Path | None) -> None:
     """Imports patch.py of a package after the module that it patches.  report: file for what it says of its calls."""
     origin = json.loads((folder / "origin.json").read_text(encoding="utf-8"))
 
-    def after(module: ModuleType) -> None:
-        if module.__name__ != origin["module"]:  # another one of the same loader
-            return
+    def after(_: ModuleType) -> None:
         sys.path.append(str(folder.parent))
         patch = importlib.import_module(f"{folder.name}.patch")
         if report is not None:

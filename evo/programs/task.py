@@ -104,16 +104,15 @@ def _subject(capture: Capture, name: str, launch: bool) -> CapturedHost:
 
 def _launched_elsewhere(capture: Capture, subject: CapturedHost, name: str) -> list[str]:
     """Returns a note if the kernel of that name is launched by others than the host function that the task is of."""
-    for kernel in capture.kernels:
-        if kernel is not subject and name in (kernel.name, kernel.attribute):
-            others = kernel.launches - kernel.hosts.get(subject.name, 0)
+    for kernel in capture.named(name):
+        others = kernel.launches - kernel.hosts.get(subject.name, 0)
+        if kernel is not subject and others:
             hosts = sorted(host for host in kernel.hosts if host not in ("", subject.name))
             where = f"by {', '.join(hosts)}" if hosts else "outside of host functions"
-            if others:
-                return [
-                    f"{others} of {kernel.launches} launches of {kernel.attribute} are made {where}; with --launch the "
-                    "task has all of them"
-                ]
+            return [
+                f"{others} of {kernel.launches} launches of {kernel.attribute} are made {where}; with --launch the "
+                "task has all of them"
+            ]
     return []
 
 
@@ -121,8 +120,8 @@ def _or_launch(capture: Capture, subject: CapturedHost, name: str) -> str:
     """Returns what to do if a host function does not stand alone, but the kernel of that name does."""
     if isinstance(subject, CapturedKernel):
         return ""
-    kernels = [kernel for kernel in capture.kernels if kernel.source and name in (kernel.name, kernel.attribute)]
-    return "; or make the task of the launch alone, by --launch" if kernels else ""
+    stands_alone = any(kernel.source for kernel in capture.named(name))
+    return "; or make the task of the launch alone, by --launch" if stands_alone else ""
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
