@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from evo.core.errors import EvoError
-from evo.core.records import CERTIFICATE, PASSED, Certificate, Fitness, Verdict, fitness_of
+from evo.core.records import CERTIFICATE, PASSED, Certificate, Evaluation, Fitness, Verdict, fitness_of
 from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.certify.certify import Certifier
 from fitness.cuda.gpus import find_gpus, measuring
@@ -92,6 +93,15 @@ class GpuBackend:
     def environment(self) -> Mapping[str, Any]:
         """Returns which GPU it is and its ceilings; empty before `prepare`."""
         return {"gpu": self._facts["name"], **{key: self._facts[key] for key in _FACTS}} if self._facts else {}
+
+    def start(self) -> None:
+        """Starts the runner's process in the background: it takes seconds.  `prepare` waits for it."""
+
+        def started() -> None:
+            with contextlib.suppress(EvoError):  # `prepare` tries again, and says what is wrong
+                self._gpu.start(self._runner)
+
+        threading.Thread(target=started, name="start-runner", daemon=True).start()
 
     def prepare(self, seed: str, compiled: CompiledCandidate) -> BackendResult:
         """Verifies the seed on the GPU and makes it the baseline, or times PyTorch if the task has no seed.
@@ -188,7 +198,13 @@ class GpuEvaluator(TaskEvaluator):
         if not find_gpus(target).problem:
             target = measuring(target, gpu.device if gpu else device)
         front_end = FrontEnd(task, target, measured=True, limits=recording or limits, zygote=zygote)
-        super().__init__(task, target, front_end, GpuBackend(task, device=device, limits=limits, gpu=gpu))
+        backend = GpuBackend(task, device=device, limits=limits, gpu=gpu)
+        super().__init__(task, target, front_end, backend)
+        self._start = backend.start
+
+    def prepare(self) -> Evaluation:
+        self._start()  # while the seed kernel is recorded and compiled
+        return super().prepare()
 
 
 def _bundle(compiled: CompiledCandidate) -> LaunchBundle:

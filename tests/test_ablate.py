@@ -168,7 +168,7 @@ def test_on_a_gpu_evaluations_are_not_shared(
     assert {e.device for e in opened} == {"gpu"}
     assert not Path("runs/spec/evaluations.sqlite").exists()
     with RunReader(Path("runs/spec/runs/softmax/full/seed-0")) as run:
-        assert run.info.config.device == "gpu" and run.info.config.screen_budget == 4
+        assert run.info.config.device == "gpu" and run.info.config.screen_budget == 0
     assert "measured on a GPU" in capsys.readouterr().out
 
 

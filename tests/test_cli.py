@@ -76,7 +76,7 @@ def test_a_run_says_what_it_measures_with_and_keeps_to_it(
     assert [e.device for e in opened] == ["gpu"]
     with RunReader(Path("out")) as reader:
         assert reader.info.config.device == "gpu"
-        assert reader.info.config.screen_budget == 4
+        assert reader.info.config.screen_budget == 0
     monkeypatch.setattr(evaluators, "find_gpus", lambda target: NO_GPU)
     assert run("resume", "out", "--budget", "5") == 2
     assert "measured on a GPU, but torch sees no CUDA GPU" in capsys.readouterr().err
@@ -821,5 +821,5 @@ def test_drafts_are_screened_as_asked_for_on_a_gpu_too(opened: list[CliEvaluator
     for folder in ("plain", "screened"):
         with RunReader(Path(folder)) as reader:
             budgets.append(reader.info.config.screen_budget)
-    assert budgets == [4, 6]
+    assert budgets == [0, 6]
     assert run("run", "t", "--run-dir", "other", "--screen-budget", "-1") == 2

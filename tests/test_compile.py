@@ -15,7 +15,8 @@ from fitness.frontend import screen
 from fitness.frontend.compile import job
 from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan, TensorRef, to_json
 from fitness.frontend.target import get_target
-from fitness.sandbox.jobs import JobError
+from fitness.sandbox.jobs import JobError, Limits
+from fitness.sandbox.zygote import Zygote
 
 SOURCE = """import torch
 import triton
@@ -161,6 +162,19 @@ def test_the_cache_goes_where_it_is_told(tmp_path):
     [b] = compile_launches(second, rows(), cache_dir=str(cache))
     assert entries and sorted(os.listdir(cache)) == entries and not (first / "triton").exists()
     assert {**a, "compile_s": 0} == {**b, "compile_s": 0}
+
+
+def test_a_build_that_takes_too_long_ends_before_the_job_has_used_its_time(tmp_path):
+    """The job has that of all its builds."""
+    payload = {"source": SOURCE, "constants": {"SCALE": 2.0}, "target": "sm_90", "build_s": 2.0}
+    minutes = rows(block=1 << 17, n=1 << 17, num_warps=1)
+    with Zygote("sm_90", ("compile",)) as zygote:
+        for launches, verdict in (([rows()], None), ([rows(), minutes], Verdict.TIMEOUT)):
+            folder = tmp_path / str(len(launches))
+            folder.mkdir()
+            limits = Limits(wall_s=600, cpu_s=600)
+            result = zygote.run("compile", {**payload, "launches": launches}, scratch=folder, limits=limits)
+            assert result.verdict is verdict, result.message
 
 
 def test_options_that_bring_in_foreign_code_are_refused(tmp_path):

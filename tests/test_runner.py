@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -51,6 +53,37 @@ def test_a_candidate_that_hangs_is_not_tried_again_and_how_long_depends_on_the_s
         runner.prepare(LaunchBundle({}, {}, {}))
         assert runner.evaluate(LaunchBundle({}, {}, {}), seed="0").verdict is fault
         assert asked[1:] == [("evaluate", most)] * tries
+
+
+def test_others_are_evaluated_beside_a_certificate_and_memory_it_takes_is_not_their_fault(monkeypatch, tmp_path):
+    """The process of the certificate has the GPU's memory until it ends."""
+    runner, holding, evaluating = Runner("softmax"), threading.Event(), threading.Event()
+    monkeypatch.setattr(runner, "_ask", lambda kind, *request, wall_s: [])
+
+    def timed(kind, *request, wall_s):
+        if kind == "evaluate" and holding.is_set():
+            evaluating.set()
+            return Report(Verdict.OUT_OF_MEMORY, "verify", "device memory", seconds=1.0)
+        return dataclasses.replace(OK, seconds=2.0)
+
+    def certified(drawn):
+        holding.set()
+        assert evaluating.wait(60), "nothing was evaluated meanwhile"
+        holding.clear()
+        return []
+
+    monkeypatch.setattr(runner, "_timed", timed)
+    nothing = LaunchBundle({}, {}, {})
+    runner.prepare(nothing)
+    with ThreadPoolExecutor(1) as pool:
+        certificate = pool.submit(runner.compare, None, [], seed="c", folder=tmp_path, run=certified)
+        assert holding.wait(60)
+        report = runner.evaluate(nothing, seed="0")
+        assert certificate.result(60) == []
+    assert (report.verdict, report.seconds) == (Verdict.OK, 3.0)
+    monkeypatch.setattr(runner, "_timed", lambda *_, wall_s: Report(Verdict.OUT_OF_MEMORY, "verify", seconds=1.0))
+    report = runner.evaluate(nothing, seed="0")  # nobody else has the memory
+    assert (report.verdict, report.seconds) == (Verdict.OUT_OF_MEMORY, 1.0)
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ def test_a_folder_that_travels_between_a_login_node_and_a_gpu_node(
     with RunReader(here) as reader:
         assert reader.info.versions == on_node
         assert reader.info.environment == {"evaluator": "instant"}
-        assert (reader.info.config.device, reader.info.config.screen_budget) == ("gpu", 4)
+        assert (reader.info.config.device, reader.info.config.screen_budget) == ("gpu", 0)
     assert run("--evaluate-only", "--run-dir", str(here)) == 0
     assert "nothing is pending; propose more" in capsys.readouterr().out
     monkeypatch.setattr(evaluators, "find_gpus", lambda target: NO_GPU)
@@ -255,7 +255,7 @@ def test_what_is_given_to_the_proposing_half_is_kept_for_the_other(
     for name, options, expected in (
         ("cpu", ("--gpus", "none", "--screen-budget", "3"), ("cpu", "none", 3)),
         ("gpu", ("--screen-budget", "6"), ("gpu", None, 6)),
-        ("plain", (), ("gpu", None, 4)),
+        ("plain", (), ("gpu", None, 0)),
     ):
         assert run("softmax", "--propose-only", "2", "--budget", "6", "--run-dir", name, *options) == 0
         assert run("--evaluate-only", "--run-dir", name) == 0

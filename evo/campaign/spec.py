@@ -14,7 +14,7 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +124,6 @@ class Spec:
     gpu_seconds: float | None = None
     suite: SuiteSelection | None = None
     llm_slots: int = 1
-    on_gpu: Mapping[str, Any] = field(default_factory=dict)  # settings of all variants if a GPU measures
     baseline: str | None = None
     allow_delegation: float | None = None
     allocation: str = EQUAL  # one of evo.campaign.allocation.ALLOCATIONS
@@ -156,7 +155,7 @@ class Spec:
             triton=triton_version() if self.models else "",
         )
         shared = shared.with_device(device) if device else shared
-        shared = _changed(shared, {**self.base, **(self.on_gpu if device == "gpu" else {})})
+        shared = _changed(shared, self.base)
         if variant in self.own:
             config = _changed(shared, self.own[variant])
         else:

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from evo.campaign.suite import SuiteSelection
     from evo.core.models import Model
 
-# On a GPU.  An estimate takes a core for a second, a measurement takes the GPU for a tenth of one: many searches at
-# once lack cores.
-UNSCREENED = {"screen_budget": 0}
-
 
 def add(commands: Any) -> None:
     bench = commands.add_parser(
@@ -148,7 +144,6 @@ def _spec(arguments: argparse.Namespace, chosen: SuiteSelection | None) -> Spec:
         own={strategy: {"strategy": strategy} for strategy in strategies},
         suite=chosen,
         llm_slots=arguments.llm_concurrency or 1,
-        on_gpu=UNSCREENED,
         baseline=arguments.baseline,
         allow_delegation=arguments.allow_delegation,
         allocation=_allocation(arguments, strategies),

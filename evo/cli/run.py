@@ -78,7 +78,7 @@ def add(commands: Any) -> None:
         "--screen-budget",
         type=int,
         metavar="N",
-        help="most estimates an operator may choose a draft by (default: 12; 4 if a GPU measures)",
+        help="most estimates an operator may choose a draft by (default: 12; 0 if a GPU measures)",
     )
     _add_models(run)
     _add_halves(run)

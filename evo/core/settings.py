@@ -39,8 +39,8 @@ _NAMES = {"llm_slots": "--llm-concurrency"}  # of numbers with another name on t
 _RANGED = (*_RANGES, "allow_delegation", "archive_share", "max_tokens", "max_usd", "gpu_seconds", "stop_at_attainable")
 
 DEVICES = ("cpu", "gpu")
-# If a GPU measures, estimates of 12 drafts cost more than they gain; estimates of 4 pay (docs/ablations.md).
-GPU_SCREEN_BUDGET = 4
+# An estimate takes a core for a second, and the search waits for it; a GPU measures several candidates meanwhile.
+GPU_SCREEN_BUDGET = 0
 # Up to two thirds of what rules proposed for kernels of suites were duplicates: of kernels that no case launches, or by
 # options that change nothing.  One compilation finds that out.
 REDRAFTS = 8
@@ -175,8 +175,8 @@ class RunConfig:
         return dataclasses.replace(self, budget=budget)
 
     def with_device(self, device: str) -> RunConfig:
-        """On a GPU fewer drafts are screened, unless another number was set: measuring one takes about as long as
-        estimating one.  Without one there are no measurements to go by.
+        """On a GPU no drafts are screened, unless a number was set: to measure one takes less time than to estimate it.
+        Without one there are no measurements to go by.
 
         Raises ConfigError if GPU seconds are limited and no GPU measures.
         """

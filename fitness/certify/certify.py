@@ -1,8 +1,8 @@
 """Certifies a candidate: runs its real Python eagerly on the GPU in a fresh sandboxed process, on fresh inputs.
 
 Recorded plans are verified and timed; a certificate shows that the Python they were recorded from does the same.
-Inputs come from the runner (which does nothing else meanwhile) as files, and outputs go back as files.  The runner
-compares them: within the oracle's budget, and to the bit with the plan if the task is deterministic.
+Inputs come from the runner as files, and outputs go back as files; meanwhile it evaluates others.  The runner compares
+them: within the oracle's budget, and to the bit with the plan if the task is deterministic.
 
 `quick` takes the task's cases.  `full` adds sizes that are not the task's, times of the eager calls,
 compute-sanitizer, and values that a task without stressed inputs does not draw.  Every candidate is compared with the
@@ -118,6 +118,7 @@ class Certifier:
 
     def full(self, source: str, *, seed: str) -> Certificate:
         """Certifies on the task's cases and on other sizes, with times, and under compute-sanitizer."""
+        self._start_recorder()  # it takes as long as the seed's processes
         if (problem := self._problem()) is not None:
             return dataclasses.replace(problem, candidate=Candidate(source).id)
         allowed, left_out = self._allowed(seed)
@@ -127,16 +128,16 @@ class Certifier:
             bundle = self._bundle(source, [*cases, *small])
         except Stop as stop:
             return self._failed(source, stop.verdict, f"at stage {stop.stage}: {stop.message}", seed=seed)
-        certificate = self._eager(source, bundle, cases, seed, samples=SAMPLES)
-        checks = [*certificate.checks, *left_out]
-        if certificate.verdict is not Verdict.OK:
-            return dataclasses.replace(certificate, checks=tuple(checks))
         with scratch_folder(self._root) as folder, ThreadPoolExecutor(len(TOOLS)) as pool:
 
             def run(tool: str) -> SanitizerFinding:
                 return sanitize(tool, self._task.folder, bundle, small, seed=seed, folder=folder, gpu=self._gpu)
 
-            checks += map(_sanitized, pool.map(run, TOOLS))  # their processes start at once, and take turns on the GPU
+            sanitized = pool.map(run, TOOLS)  # their processes start at once, and take turns on the GPU
+            certificate = self._eager(source, bundle, cases, seed, samples=SAMPLES)
+            checks = [*certificate.checks, *left_out, *map(_sanitized, sanitized)]
+        if certificate.verdict is not Verdict.OK:
+            return dataclasses.replace(certificate, checks=tuple(checks))
         checks += self._elsewhere(bundle, seed)
         bad = next((check for check in checks if check.outcome == "failed"), None)
         verdict, message = (Verdict.OK, "") if bad is None else (Verdict.RUNTIME_ERROR, f"{bad.what}: {bad.detail}")
@@ -214,15 +215,19 @@ class Certifier:
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
+    def _start_recorder(self) -> Zygote:
+        self._recorder = self._recorder or Zygote(get_target(self._compiled_for).spec, ("record", "compile"))
+        return self._recorder
+
     def _bundle(self, source: str, cases: Sequence[Case]) -> LaunchBundle:
         """Returns the bundle to replay.  The source has one configuration for each launch.  Raises Stop."""
-        self._recorder = self._recorder or Zygote(get_target(self._compiled_for).spec, ("record", "compile"))
+        recorder = self._start_recorder()
         calls = [{"name": case.name, "args": self._calls.describe(case)} for case in cases]
         target = machine(get_target(self._compiled_for), self._runner.facts)
         with scratch_folder(self._root) as folder:
             bundle = make_bundle(
                 source, self._task, calls,
-                zygote=self._recorder, target=target.spec, scratch=folder, limits=LIMITS,
+                zygote=recorder, target=target.spec, scratch=folder, limits=LIMITS,
             )  # fmt: skip
         choices = {name: [0] * len(plan.launches) for name, plan in bundle.plans.items()}
         return dataclasses.replace(bundle, choices=choices)

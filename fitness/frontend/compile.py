@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import math
 import os
 import re
+import resource
 import signal
 import struct
 import tempfile
@@ -63,6 +65,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
 
     payload: "source", "constants", "target" (`Target.spec`), "launches": [{"kernel", "args", "options", "line"?}] with
     arguments encoded as in plans.  "cache_dir" (optional): a folder for Triton's cache instead of `scratch`.
+    "build_s" (optional): CPU seconds that one build may take, whole ones counted from the process's start.
     "machine_code" (optional): false if it is enough to know that launches compile, and with how much shared memory.
     Their builds then end at LLVM's IR, unless CUDA limits the launch by its registers (a cooperative one).
 
@@ -84,8 +87,12 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     cache = Path(payload.get("cache_dir") or scratch / "triton")
     by_hash: dict[str, dict[str, Any]] = {}
     builds = []
+    most_s, hardest_s = resource.getrlimit(resource.RLIMIT_CPU)
     with _compiling_for(target, cache, scratch):
         for launch in payload["launches"]:
+            if build_s := payload.get("build_s"):  # for Triton here, and for ptxas, whose own time begins at 0
+                until_s = math.ceil(time.process_time() + build_s)
+                resource.setrlimit(resource.RLIMIT_CPU, (min(until_s, most_s), hardest_s))
             kernel = get_kernel(kernels, launch["kernel"], launch.get("line", 0))
             args = {name: _stand_in(decode(value), kernels) for name, value in launch["args"].items()}
             options = {name: decode(value) for name, value in launch["options"].items()}

@@ -163,7 +163,7 @@ def build(
         wanted = [i for part in parts for i in part]
         chosen = [launches[i] for i in wanted]
         payload: dict[str, Any] = {"source": source, "constants": dict(constants), "target": target}
-        payload |= {"launches": chosen, "machine_code": machine_code}
+        payload |= {"launches": chosen, "machine_code": machine_code, "build_s": build_s}
         within = limits if build_s is None else replace(limits, cpu_s=min(limits.cpu_s, ceil(len(parts) * build_s)))
         value = expect_ok("compile", zygote.run("compile", payload, scratch=folder, limits=within))
         with _sound():

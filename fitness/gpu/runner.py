@@ -107,6 +107,9 @@ class Runner:
         self._baseline_s = 0.0  # that it took on the GPU
         self._facts: Mapping[str, Any] = {}  # once they are known, a new process need not measure them.
         self._lock = threading.RLock()  # a thread that holds `idle` may ask again.
+        # Held while another process has the inputs of `compare` and uses the GPU; taken before `_lock`, never after it.
+        self._exchanging = threading.Lock()
+        self._exchanges_begun = self._exchanges_ended = 0
         self._process: _RunnerProcess | None = None
         self._closed = False
         self.respawns = 0
@@ -136,6 +139,15 @@ class Runner:
 
     def _tried(self, kind: str, bundle: LaunchBundle, seed: str) -> Report:
         """Returns the report.  A candidate that brings the process down is tried again, but not one that hangs."""
+        ended = self._exchanges_ended
+        report = self._tried_now(kind, bundle, seed)
+        if report.verdict is Verdict.OUT_OF_MEMORY and self._exchanges_begun > ended:
+            with self._exchanging:  # the memory may have been that process's
+                again = self._tried_now(kind, bundle, seed)
+            return replace(again, seconds=report.seconds + again.seconds)
+        return report
+
+    def _tried_now(self, kind: str, bundle: LaunchBundle, seed: str) -> Report:
         with self._lock:
             if self._baseline is None:
                 raise EvoError("the runner has no baseline yet: call prepare() with the seed kernel first")
@@ -155,15 +167,21 @@ class Runner:
     ) -> list[Match] | Report:
         """Has `run` execute a candidate elsewhere on fresh inputs, and compares its results with oracle and plans.
 
-        Nothing else is asked of this runner meanwhile, while others may use the GPU. bundle: plans (with choices) whose
+        This runner evaluates others while `run` works, and so may others on the GPU. bundle: plans (with choices) whose
         outputs must be equal to the bit, or None; folder: for inputs and outputs.  Returns a Report if the comparison
         failed.
         """
         with self._lock:
             drawn = self._ask("draw", cases, seed, str(folder), wall_s=EXCHANGE_S)
-            if isinstance(drawn, Report):
-                return drawn
-            answers = run(drawn)
+        if isinstance(drawn, Report):
+            return drawn
+        with self._exchanging:
+            self._exchanges_begun += 1
+            try:
+                answers = run(drawn)
+            finally:
+                self._exchanges_ended += 1
+        with self._lock:
             return self._ask("compare", bundle, cases, seed, str(folder), answers, wall_s=EXCHANGE_S)  # type: ignore[no-any-return]
 
     @contextlib.contextmanager

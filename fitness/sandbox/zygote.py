@@ -310,7 +310,7 @@ def classify(answer: Mapping[str, Any], body: bytes, limits: Limits, profile: st
         message = f"wrote more than {limits.disk_bytes >> 20} MiB of files, or too many of them"
         return ended("crash", Verdict.RUNTIME_ERROR, message)
     if number == signal.SIGXCPU or (number == signal.SIGKILL and seconds >= limits.cpu_s):
-        return ended("timeout", Verdict.TIMEOUT, f"used more than {limits.cpu_s} s of CPU time")
+        return ended("timeout", Verdict.TIMEOUT, f"used all its CPU time, {limits.cpu_s} s at most")
     if number == signal.SIGKILL or (number and any(t in words for t in ("bad_alloc", "Cannot allocate memory"))):
         return ended("memory", Verdict.OUT_OF_MEMORY, f"needed more than {limits.memory_bytes >> 20} MiB{last}")
     if number:
