@@ -336,15 +336,28 @@ class FrontEnd:
             for call, plan in compiled.plans.items():
                 compiled.choices[call] = [choice.get((s.kernel, len(s.configs)), 0) for s in plan.launches]
         for case in (case for case in self.task.cases if case.name in names):
-            name = case.name
-            found = seen(compiled.plans[name], compiled.choices[name], traces[name])
-            chosen = zip(compiled.choices[name], traces[name], strict=True)
-            compiled.work[name] = [by_config[choice].work for choice, by_config in chosen]
-            if source == self.task.seed_source:
-                self._seen_of_seed[name] = found
-            self._check_work(case, compiled, found)
-            if case.role == "tune":
-                compiled.estimates[name] = self._estimated(case, compiled, traces[name])
+            try:
+                self._judge(source, case, compiled, traces[case.name])
+            except Stop as stop:
+                if stop.verdict is not Verdict.WRONG:
+                    raise
+                with scratch_folder(scratch) as own:
+                    closer = self._traced(source, compiled, [case.name], own, closer=True)
+                self._judge(source, case, compiled, closer[case.name])
+
+    def _judge(
+        self, source: str, case: Case, compiled: CompiledCandidate, traces: Sequence[Sequence[LaunchTrace]]
+    ) -> None:
+        """Adds what the traces of a case say.  Raises Stop if they do not show all of its work."""
+        name = case.name
+        found = seen(compiled.plans[name], compiled.choices[name], traces)
+        chosen = zip(compiled.choices[name], traces, strict=True)
+        compiled.work[name] = [by_config[choice].work for choice, by_config in chosen]
+        if source == self.task.seed_source:
+            self._seen_of_seed[name] = found
+        self._check_work(case, compiled, found)
+        if case.role == "tune":
+            compiled.estimates[name] = self._estimated(case, compiled, traces)
 
     def _check_work(self, case: Case, compiled: CompiledCandidate, found: Seen) -> None:
         """Raises Stop if the plan does not seem to do the case's work."""
@@ -390,12 +403,15 @@ class FrontEnd:
         moved, computed = self.task.bytes, self.task.flops
         return moved(case) if moved else None, computed(case) if computed else None
 
-    def _traced(self, source: str, compiled: CompiledCandidate, names: Sequence[str], scratch: Path) -> dict[str, Any]:
-        """Returns what the trace of each case found.  Raises Stop."""
+    def _traced(
+        self, source: str, compiled: CompiledCandidate, names: Sequence[str], scratch: Path, *, closer: bool = False
+    ) -> dict[str, Any]:
+        """Returns what the trace of each case found; closer: of more programs.  Raises Stop."""
         payload = {
             "source": source,
             "constants": compiled.constants,
             "samples": PROGRAMS_SAMPLED,
+            "closer": closer,
             "cases": [
                 {"plan": to_json(compiled.plans[name]), "integers": self._calls.give_integers(name, scratch)}
                 for name in names

@@ -185,6 +185,18 @@ def test_all_programs_of_a_small_grid_are_counted_if_some_write_less_and_it_is_u
     assert trace_of(COPY, plan_of("copy", (32,), args, ("y",)), tmp_path, samples=5).sampled == 5
 
 
+def test_a_closer_look_counts_programs_all_over_a_large_grid_if_some_write_less_and_it_is_unknown_which(tmp_path):
+    """Every second tile is half empty: five programs show 0.88 of what is written, and would refuse a right kernel."""
+    args = {"x": tensor(0, 1651, 48, 64), "y": tensor(1, 1651, 48, 64), "S": 48, "tiles": 2, "count": 3302}
+    plan = plan_of("heads", (3302,), {**args, "BM": 32, "D": 64}, ("y",))
+    whole = 1651 * 48 * 64 * 4
+    few = trace_of(ROWS_OF_HEADS, plan, tmp_path, samples=5)
+    assert few.sampled == 5 and traffic(few, 1, "store").unrepeated < 0.9 * whole
+    found = trace_of(ROWS_OF_HEADS, plan, tmp_path, samples=5, closer=True)
+    assert 200 <= found.sampled <= 264
+    assert traffic(found, 1, "store").unrepeated == pytest.approx(whole, rel=0.02)
+
+
 CHAIN = """
 @triton.jit
 def chain(x, y, BLOCK: tl.constexpr):

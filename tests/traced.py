@@ -50,7 +50,13 @@ def plan_of(
 
 
 def traces_of(
-    source: str, plan: LaunchPlan, scratch: Path, integers: dict[int, np.ndarray] | None = None, samples: int = 8
+    source: str,
+    plan: LaunchPlan,
+    scratch: Path,
+    integers: dict[int, np.ndarray] | None = None,
+    samples: int = 8,
+    *,
+    closer: bool = False,
 ) -> list[list[LaunchTrace]]:
     """What `fitness.estimate.trace.job` finds, by launch and configuration."""
     names = {}
@@ -61,6 +67,7 @@ def traces_of(
         "source": HEADER + source,
         "constants": {},
         "samples": samples,
+        "closer": closer,
         "cases": [{"plan": to_json(plan), "integers": names}],
     }
     found = trace.job(payload, scratch)["cases"][0]["launches"]

@@ -42,15 +42,16 @@ _FAILURES = (
 OFFSETS = (0, 27, 33, 34, 75, 91, 106, 126, 133, 193, 217, 221)
 
 EVERYONE = 4 * WINDOW  # Some grids of at most this size are counted as a whole (`_Tracer._run`) ...
-EVERYONE_COST = 50_000.0  # ... unless they cost more than this together.
+EVERYONE_COST = 50_000.0  # ... unless they cost more than this together.  A closer look: as many as that pays for.
 SPREAD, GOLDEN = 12, (5**0.5 - 1) / 2  # If programs have roles: number of sampled pairs, golden ratio.
 
 
 def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     """Traces every configuration of every launch of some plans.
 
-    payload: "source", "constants", "samples" (programs per launch) and "cases".  A case has "plan" (JSON, at the
-    target's sizes) and "integers" ({argument index: .npy file in `scratch`}).
+    payload: "source", "constants", "samples" (programs per launch), "closer" (optional: more of a grid some of whose
+    programs write less, if it is not known which) and "cases".  A case has "plan" (JSON, at the target's sizes) and
+    "integers" ({argument index: .npy file in `scratch`}).
 
     Returns {"cases": [{"launches": [[LaunchTrace as a dict per configuration] per launch]} per case]}.
     """
@@ -61,7 +62,7 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
             plan = from_json(case["plan"])
             files = {int(i): scratch / name for i, name in case["integers"].items()}
             interpreter.use_buffers(_integer_contents(plan, files), [b.nbytes for b in plan.buffers])
-            tracer = _Tracer(plan, int(payload["samples"]), kernels, interpreter)
+            tracer = _Tracer(plan, int(payload["samples"]), kernels, interpreter, closer=bool(payload.get("closer")))
             traces = [[tracer.trace(launch, c).to_dict() for c in launch.configs] for launch in plan.launches]
             found.append({"launches": traces})
     return {"cases": found}
@@ -74,9 +75,15 @@ class _Tracer:
     """Traces the launches of a plan; launches that differ only in compiler options are traced once."""
 
     def __init__(
-        self, plan: LaunchPlan, samples: int, kernels: Mapping[str, JITFunction], interpreter: CountingInterpreter
+        self,
+        plan: LaunchPlan,
+        samples: int,
+        kernels: Mapping[str, JITFunction],
+        interpreter: CountingInterpreter,
+        *,
+        closer: bool,
     ) -> None:
-        self._plan, self._samples = plan, samples
+        self._plan, self._samples, self._closer = plan, samples, closer
         self._kernels, self._interpreter = kernels, interpreter
         self._traces: dict[str, LaunchTrace] = {}
 
@@ -110,13 +117,17 @@ class _Tracer:
         if has_roles(counters.values()):
             weights = spread(programs)
             return self._summary(launch, config, weights, count(weights), count)
-        few = programs <= EVERYONE and _cost(counters.values(), programs) <= EVERYONE_COST
+        affordable = int(EVERYONE_COST / max(_cost(counters.values(), 1), 1.0))
+        few = programs <= min(EVERYONE, affordable)
+        many = few or (self._closer and affordable >= 2 * SPREAD)
         if not (few and some_idle(counters.values())):
             found = self._summary(launch, config, weights, counters, count)
-            if not (few and some_write_less(counters.values()) and _unknown_blocks(found)):
+            if not (many and some_write_less(counters.values()) and _unknown_blocks(found)):
                 return found
-        everyone = dict.fromkeys(range(programs), 1 / programs)
-        return self._summary(launch, config, everyone, count(everyone, brief=True), count)
+        weights = (
+            dict.fromkeys(range(programs), 1 / programs) if few else spread(programs, min(WINDOW, affordable) // 2)
+        )
+        return self._summary(launch, config, weights, count(weights, brief=True), count)
 
     def _summary(
         self,
@@ -133,7 +144,8 @@ class _Tracer:
         if programs == len(weights) > self._samples:
             near = [seen[number] for number in window(programs)]
         elif programs > len(weights):
-            beside, apart = count(window(programs), True), count(_with_partners(config.grid, list(weights)[::2]), True)
+            some = list(weights)[:: max(2, len(weights) // SPREAD)]
+            beside, apart = count(window(programs), True), count(_with_partners(config.grid, some), True)
             near, far = list(beside.values()), list(apart.values())
             seen |= beside | apart
             seen |= count(corners(config.grid) - set(seen), True)
@@ -205,9 +217,9 @@ def _written(counter: Counter) -> frozenset[int]:
     return frozenset(buffer for kind, buffer, spans in counter.footprint if kind != "load" and spans.starts.size)
 
 
-def spread(programs: int) -> dict[int, float]:
+def spread(programs: int, pairs: int = SPREAD) -> dict[int, float]:
     """Programs all over the grid, with equal weights: by the golden ratio, and in pairs, as roles often alternate."""
-    found = {n for i in range(SPREAD) for n in _pair(int(i * GOLDEN % 1 * programs), programs)}
+    found = {n for i in range(pairs) for n in _pair(int(i * GOLDEN % 1 * programs), programs)}
     return dict.fromkeys(sorted(found), 1 / len(found))
 
 
