@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,12 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import evo
 from evo.core.errors import ConfigError
 from evo.programs import inside
 from evo.programs.capture import Capture, CapturedCall, read
 from evo.programs.task import TARGET, MadeTask, make_task
+from evo.programs.times import LaunchTimer
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import load_task
 from tests.capture_programs import AUTOTUNED, HEAD, captured, listed, run, write
@@ -303,6 +307,12 @@ adding_kernel[(1,)](x, torch.empty_like(x), 9)
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 
 
+@triton.jit
+def add_one(x, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(x + at, tl.load(x + at) + 1)
+
+
 @gpu
 @pytest.mark.gpu
 def test_times_and_configurations_are_measured(folder: Path) -> None:
@@ -342,6 +352,20 @@ print("took", begin.elapsed_time(end) * 1000)
     assert kernel.launches == 401 and kernel.gpu_us == pytest.approx(took, rel=0.2)
     assert sum(call.gpu_us or 0 for call in capture.hosts["kernels.scale"].calls) == pytest.approx(kernel.gpu_us)
     assert not any(process["troubles"] for process in capture.processes)
+
+
+@gpu
+@pytest.mark.gpu
+def test_the_time_of_a_short_kernel_is_not_what_the_host_takes_to_launch_it() -> None:
+    timer, times = LaunchTimer(lambda function, *arguments: function(*arguments)), []
+    x = torch.zeros(64, device="cuda")
+    for _ in range(60):
+        with timer.launch(times.append):
+            add_one[(1,)](x, N=64)
+        torch.cuda.synchronize()  # so the GPU waits for the next launch
+    timer.finish()
+    assert len(times) == 60 and int(x[0]) == 60
+    assert statistics.median(times) < 12, "an empty launch takes 2 to 3 us, the host 20 and more"
 
 
 @gpu

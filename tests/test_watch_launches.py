@@ -16,11 +16,23 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from evo.programs.capture import Capture, read
+from evo.programs.times import AHEAD_CYCLES
 from evo.programs.watch import FIRST, MOST, Watcher
 
 CLOCK = itertools.count()
 LAUNCHED: list[dict[str, Any]] = []
-STREAM = "the current stream of GPU 0"
+
+
+class Stream:
+    """The current stream of GPU 0; `idle`: whether it has nothing to do."""
+
+    idle = False
+
+    def query(self) -> bool:
+        return self.idle
+
+
+STREAM = Stream()
 
 
 class Event:
@@ -31,7 +43,7 @@ class Event:
         self.at = 0
 
     def record(self, stream: Any) -> None:
-        assert stream == STREAM
+        assert stream is STREAM
         self.at = next(CLOCK)
 
     def query(self) -> bool:
@@ -111,6 +123,18 @@ def seen(watcher: Watcher, folder: Path) -> Capture:
     watcher.write()
     assert watcher.troubles == []
     return read(folder)
+
+
+def test_a_gpu_without_work_waits_before_a_launch_that_is_timed(
+    watched: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the host has the launch enqueued: its time would count otherwise."""
+    waits: list[int] = []
+    monkeypatch.setattr(torch.cuda, "_sleep", waits.append)
+    for idle, expected in ((False, []), (True, [AHEAD_CYCLES])):
+        monkeypatch.setattr(STREAM, "idle", idle)
+        plain_kernel[(1,)](torch.ones(10), 10, BLOCK=32)
+        assert waits == expected
 
 
 def test_trial_launches_of_a_tuner_do_not_count(watched: Watcher, tmp_path: Path) -> None:

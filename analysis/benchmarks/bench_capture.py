@@ -103,6 +103,7 @@ def _without_launcher() -> Iterator[None]:
         knobs.runtime.launch_enter_hook(None)
         knobs.runtime.launch_exit_hook(None)
 
+    stream = mock.Mock(query=lambda: False)  # it has something to do
     with (
         mock.patch.object(JITFunction, "run", run),
         mock.patch.object(torch.cuda, "is_available", lambda: True),
@@ -110,7 +111,7 @@ def _without_launcher() -> Iterator[None]:
         mock.patch.object(torch.cuda, "get_device_name", lambda: "none"),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
         mock.patch.object(torch.cuda, "current_device", lambda: 0),
-        mock.patch.object(torch.cuda, "current_stream", lambda device: None),
+        mock.patch.object(torch.cuda, "current_stream", lambda device: stream),
         mock.patch.object(torch.cuda, "Event", _Event),
     ):
         yield
