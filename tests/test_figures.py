@@ -14,6 +14,7 @@ pytest.importorskip("pyarrow")
 from analysis.figures import checker, marks, suites, text
 from analysis.figures.__main__ import main
 from analysis.figures.programs import programs
+from analysis.figures.runner import runner
 from evo.core.errors import ConfigError
 
 
@@ -158,6 +159,27 @@ def test_kernels_of_programs_count_as_faster_if_their_interval_lies_above_1(tmp_
         "8",
         "1.10 [1.00, 1.20]",
     )
+
+
+def test_searches_of_the_same_code_share_a_row_and_equal_kernels_have_one_a_size(tmp_path: Path) -> None:
+    head = "code,screen_budget,task,seed,candidates,search_s,wall_s,ended,best,candidates_in_50_s,best_in_50_s"
+    rows = [
+        "old,4,t,0,60,140,150,False,6,20,5",
+        "new,0,t,0,150,50,60,True,6.5,150,6.5",
+        "new,0,t,1,150,40,60,True,7,150,7",
+    ]
+    (tmp_path / "searches.csv").write_text("\n".join([head, *rows]))
+    head = "case,us,launches_per_sample,comparisons,counted,counted_and_at_least_5_percent,interval_excludes_1"
+    row = "rows-64,1.93,32,600,3,0,88,1.0138,0.9849,0.9972,1.0086,28.9"
+    (tmp_path / "same.csv").write_text(f"{head},noise_floor,least,median,greatest,pairs\n{row}\n")
+    figures = runner(tmp_path)
+    assert figures["searches"].splitlines()[2:] == [
+        "| t | old | 4 | 1 | 20 | 5.00 | 60 | 140 | 6.00 |",
+        "| t | new | 0 | 2 | 150 | 6.75 (6.50 to 7.00) | 150 | 45 (40 to 50) | 6.75 (6.50 to 7.00) |",
+    ]
+    assert figures["same"].splitlines()[2:] == [
+        "| 1.93 µs | 32 | 0.985 / 0.997 / 1.009 | 1.014 | 600 | 3 (0.5 %) | 0 |"
+    ]
 
 
 def test_a_wrong_kernel_counts_if_a_witness_and_the_evaluator_say_something_of_it(tmp_path: Path) -> None:

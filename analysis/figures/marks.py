@@ -12,7 +12,7 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
-from analysis.figures import checker, programs, searches, suites
+from analysis.figures import checker, programs, runner, searches, suites
 from analysis.figures.text import Figures
 from evo.core.errors import ConfigError
 
@@ -26,6 +26,7 @@ OF_FOLDER: dict[str, Callable[[Path], Figures]] = {
     "tritonbench-claude": suites.tritonbench_claude,
     "checker": checker.checker,
     "programs": programs.programs,
+    "h200-runner": runner.runner,
     "h200-structural": searches.structural,
     "h200-claude": searches.with_a_model,
     "h200-claude-24": searches.with_a_model,

@@ -1,0 +1,61 @@
+"""Computes the figures of the runner on a GPU: whole searches with it, and a kernel compared with itself."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.figures.suites import Rows, csv_rows
+from analysis.figures.text import Figures, table
+
+
+def runner(folder: Path) -> Figures:
+    """Returns the tables of searches (`searches.csv`) and of comparisons of equal kernels (`same.csv`)."""
+    return {"searches": _searches(csv_rows(folder / "searches.csv")), "same": _same(csv_rows(folder / "same.csv"))}
+
+
+def _searches(rows: Rows) -> str:
+    """Returns one row for the searches of a task by the same code; they are sorted so."""
+    groups = itertools.groupby(rows, lambda row: (row["task"], row["code"], row["screen_budget"]))
+    return table(
+        (
+            "task", "code", "estimates a draft", "searches", "candidates after 50 s", "best after 50 s", "candidates",
+            "after s", "best then",
+        ),
+        [[*group, *_of_group(list(found))] for group, found in groups],
+    )  # fmt: skip
+
+
+def _of_group(rows: Rows) -> list[str]:
+    def column(name: str, digits: int) -> str:
+        return _middle([float(row[name]) for row in rows], digits)
+
+    return [
+        str(len(rows)), column("candidates_in_50_s", 0), column("best_in_50_s", 2), column("candidates", 0),
+        column("search_s", 0), column("best", 2),
+    ]  # fmt: skip
+
+
+def _middle(values: Sequence[float], digits: int) -> str:
+    """Returns the median and, if values differ, the range."""
+    low, high = (f"{end:.{digits}f}" for end in (min(values), max(values)))
+    return low if low == high else f"{statistics.median(values):.{digits}f} ({low} to {high})"
+
+
+def _same(rows: Rows) -> str:
+    return table(
+        ("time", "launches a sample", "ratio, least / median / greatest", "noise floor", "comparisons", "counted",
+         "counted and ≥ 1.05"),
+        [
+            [
+                f"{float(r['us']):.3g} µs", r["launches_per_sample"],
+                " / ".join(f"{float(r[name]):.3f}" for name in ("least", "median", "greatest")),
+                f"{float(r['noise_floor']):.3f}", r["comparisons"],
+                f"{r['counted']} ({100 * int(r['counted']) / int(r['comparisons']):.1f} %)",
+                r["counted_and_at_least_5_percent"],
+            ]
+            for r in rows
+        ],
+    )  # fmt: skip
