@@ -59,10 +59,10 @@ bench: $(VENV)/.installed-dev
 figures: $(VENV)/.installed-dev
 	$(BIN)/python -m analysis.figures
 
-# pip compiles modules on one core, which takes half of its time; `compileall` does it on all.  A file that it cannot
-# compile is of another version of Python.
+# pip compiles modules on one core, which takes half of its time; `compileall` does it on all, but for tests of packages.
+# A file that it cannot compile is of another version of Python.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
-COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >$(VENV)/compiled.log || true
+COMPILE := $(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >$(VENV)/compiled.log || true
 
 # torch first and alone: asked for together with the rest, pip may pick a build with gigabytes of CUDA libraries.
 $(VENV)/.torch:

@@ -44,7 +44,7 @@ def test_a_spec_becomes_configurations(tmp_path: Path) -> None:
 
 
 def test_ready_variants_take_one_part_away(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path)
+    spec = spec_of(tmp_path, SPEC.replace("islands = 4", "islands = 4\nscreen_budget = 4"))
     full, *_ = (config := {variant: spec.config("softmax", variant, 0, "gpu") for variant in VARIANTS}).values()
     changed = {
         variant: {k for k, v in vars(full).items() if vars(c)[k] != v}
@@ -110,11 +110,16 @@ def test_a_campaign_goes_on_only_as_it_was_started(tmp_path: Path) -> None:
 
 def test_variants_that_are_the_same_search_are_refused(tmp_path: Path) -> None:
     text = SPEC.replace('"no-islands", "greedy"', '"no-memetic"')
-    Campaign.open(tmp_path / "distinct", spec_of(tmp_path, text), "gpu", HASHES, VERSIONS)
-    same = spec_of(tmp_path, text.replace("islands = 4", "screen_budget = 0"))
-    for device in ("cpu", "gpu"):
+    plain, screened, unscreened = (
+        spec_of(tmp_path, text.replace("islands = 4", setting))
+        for setting in ("islands = 4", "screen_budget = 4", "screen_budget = 0")
+    )
+    Campaign.open(tmp_path / "plain", plain, "cpu", HASHES, VERSIONS)
+    Campaign.open(tmp_path / "screened", screened, "gpu", HASHES, VERSIONS)
+    # On a GPU nothing is screened if the spec does not say so.
+    for spec, device in ((plain, "gpu"), (unscreened, "cpu"), (unscreened, "gpu")):
         with pytest.raises(ConfigError, match="full and no-memetic have the same settings"):
-            Campaign.open(tmp_path / device, same, device, HASHES, VERSIONS)
+            Campaign.open(tmp_path / "same", spec, device, HASHES, VERSIONS)
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_the_cache_goes_where_it_is_told(tmp_path):
 
 def test_a_build_that_takes_too_long_ends_before_the_job_has_used_its_time(tmp_path):
     """The job has that of all its builds."""
-    payload = {"source": SOURCE, "constants": {"SCALE": 2.0}, "target": "sm_90", "build_s": 2.0}
+    payload = {"source": SOURCE, "constants": {"SCALE": 2.0}, "target": "sm_90", "build_s": 1.0}
     minutes = rows(block=1 << 17, n=1 << 17, num_warps=1)
     with Zygote("sm_90", ("compile",)) as zygote:
         for launches, verdict in (([rows()], None), ([rows(), minutes], Verdict.TIMEOUT)):
