@@ -13,6 +13,7 @@ pytest.importorskip("pyarrow")
 
 from analysis.figures import checker, marks, suites, text
 from analysis.figures.__main__ import main
+from analysis.figures.estimate import estimate
 from analysis.figures.programs import programs
 from analysis.figures.runner import runner
 from evo.core.errors import ConfigError
@@ -159,6 +160,19 @@ def test_kernels_of_programs_count_as_faster_if_their_interval_lies_above_1(tmp_
         "8",
         "1.10 [1.00, 1.20]",
     )
+
+
+def test_estimates_are_ranked_beside_measured_times_by_task(tmp_path: Path) -> None:
+    rows = [f"rules,t,{i},{1 + i},{10 - i}" for i in range(9)] + ["rules,t,x,9.5,"]
+    rows += [f"answers,u,{i},{2 + 0.01 * i},{i}" for i in range(8)] + ["answers,few,a,1,1"]
+    (tmp_path / "ranks.csv").write_text("\n".join(["origin,task,candidate,speedup,estimate_us", *rows]))
+    figures = estimate(tmp_path)
+    assert figures["ranks"].splitlines()[2:] == [
+        "| t | rules | 9 | 9.0× | 1.00 | 4 |  |",
+        "| u | answers | 8 | 1.0× | -1.00 | 8 | -1.00 |",
+    ]
+    assert (figures["ranks.candidates"], figures["ranks.refused"]) == ("19", "1")
+    assert figures["ranks.rules"] == "1.00 (1.00 to 1.00)" and figures["ranks.answers"] == "-1.00 (-1.00 to -1.00)"
 
 
 def test_searches_of_the_same_code_share_a_row_and_equal_kernels_have_one_a_size(tmp_path: Path) -> None:
