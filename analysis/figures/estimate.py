@@ -13,7 +13,7 @@ from analysis.figures.suites import Rows, csv_rows
 from analysis.figures.text import Figures, table
 
 NEAR = 1.5  # times the best measured time: what a search has to choose from once it is under way
-FEWEST = 8  # candidates from which a coefficient is told
+FEWEST = 8  # candidates that a coefficient is given of
 
 
 def estimate(folder: Path) -> Figures:
