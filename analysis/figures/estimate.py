@@ -12,8 +12,8 @@ from scipy.stats import spearmanr
 from analysis.figures.suites import Rows, csv_rows
 from analysis.figures.text import Figures, table
 
-NEAR = 1.5  # times the best measured time: what a search has to choose from once it is under way
-FEWEST = 8  # candidates that a coefficient is given of
+NEAR = 1.5  # times the best measured time.  A search that is under way chooses among those.
+FEWEST = 8  # candidates.  Fewer have no coefficient.
 
 
 def estimate(folder: Path) -> Figures:

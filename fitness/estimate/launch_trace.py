@@ -120,6 +120,12 @@ class LaunchTrace:
         written = {t.buffer for t in self.traffic if t.kind != "load"} | set(self.doubtful)
         return LaunchWork(cost, tuple(sorted(written)), self.blocks)
 
+    @property
+    def extrapolates_stores(self) -> bool:
+        """Whether it is unknown which bytes each program writes, so that the bytes of all are extrapolated."""
+        blocks = (self.work.block(t.buffer) for t in self.traffic if t.kind != "load")
+        return any(block is None or not block.complete for block in blocks)
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict; `from_dict` is its inverse."""
         return dataclasses.asdict(self)

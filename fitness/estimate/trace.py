@@ -117,16 +117,17 @@ class _Tracer:
         if has_roles(counters.values()):
             weights = spread(programs)
             return self._summary(launch, config, weights, count(weights), count)
-        affordable = int(EVERYONE_COST / max(_cost(counters.values(), 1), 1.0))
+        affordable = int(EVERYONE_COST / max(_mean_cost(counters.values()), 1.0))
         few = programs <= min(EVERYONE, affordable)
         many = few or (self._closer and affordable >= 2 * SPREAD)
         if not (few and some_idle(counters.values())):
             found = self._summary(launch, config, weights, counters, count)
-            if not (many and some_write_less(counters.values()) and _unknown_blocks(found)):
+            if not (many and some_write_less(counters.values()) and found.extrapolates_stores):
                 return found
-        weights = (
-            dict.fromkeys(range(programs), 1 / programs) if few else spread(programs, min(WINDOW, affordable) // 2)
-        )
+        if few:
+            weights = dict.fromkeys(range(programs), 1 / programs)
+        else:
+            weights = spread(programs, min(WINDOW, affordable) // 2)
         return self._summary(launch, config, weights, count(weights, brief=True), count)
 
     def _summary(
@@ -202,15 +203,9 @@ def some_write_less(counters: Iterable[Counter]) -> bool:
     return len({sum(s.size for kind, _, s in c.footprint if kind != "load") for c in counters}) > 1
 
 
-def _unknown_blocks(trace: LaunchTrace) -> bool:
-    """Whether it is unknown which bytes each program writes, so that the bytes of all are extrapolated."""
-    blocks = (trace.work.block(t.buffer) for t in trace.traffic if t.kind != "load")
-    return any(block is None or not block.complete for block in blocks)
-
-
-def _cost(counters: Collection[Counter], programs: int) -> float:
-    """What counting so many programs like these costs."""
-    return programs * math.fsum(c.cost for c in counters) / len(counters)
+def _mean_cost(counters: Collection[Counter]) -> float:
+    """What counting a program like these costs."""
+    return math.fsum(c.cost for c in counters) / len(counters)
 
 
 def _written(counter: Counter) -> frozenset[int]:

@@ -87,12 +87,11 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
     cache = Path(payload.get("cache_dir") or scratch / "triton")
     by_hash: dict[str, dict[str, Any]] = {}
     builds = []
-    most_s, hardest_s = resource.getrlimit(resource.RLIMIT_CPU)
+    most_s, _ = resource.getrlimit(resource.RLIMIT_CPU)
     with _compiling_for(target, cache, scratch):
         for launch in payload["launches"]:
-            if build_s := payload.get("build_s"):  # for Triton here, and for ptxas, whose own time begins at 0
-                until_s = math.ceil(time.process_time() + build_s)
-                resource.setrlimit(resource.RLIMIT_CPU, (min(until_s, most_s), hardest_s))
+            if build_s := payload.get("build_s"):
+                _end_after(build_s, most_s)
             kernel = get_kernel(kernels, launch["kernel"], launch.get("line", 0))
             args = {name: _stand_in(decode(value), kernels) for name, value in launch["args"].items()}
             options = {name: decode(value) for name, value in launch["options"].items()}
@@ -112,6 +111,16 @@ def job(payload: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
                 by_hash[compiled.hash] = found | (_describe_code(compiled, target, scratch) if code else {})
             builds.append(by_hash[compiled.hash])
     return {"builds": builds}
+
+
+def _end_after(build_s: float, most_s: int) -> None:
+    """Has a signal end this process once it has used `build_s` CPU seconds more.
+
+    ptxas has the same limit, and its own time begins at 0.  most_s: CPU seconds of the whole job.
+    """
+    until_s = math.ceil(time.process_time() + build_s)
+    _, hardest_s = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (min(until_s, most_s), hardest_s))
 
 
 class _SkippedConfiguration(JobError):

@@ -138,7 +138,7 @@ class Runner:
         return self._tried("look", bundle, seed)
 
     def _tried(self, kind: str, bundle: LaunchBundle, seed: str) -> Report:
-        """Returns the report.  A candidate that brings the process down is tried again, but not one that hangs."""
+        """Returns the report.  A candidate that lacked memory while another process had some is tried again without."""
         ended = self._exchanges_ended
         report = self._tried_now(kind, bundle, seed)
         if report.verdict is Verdict.OUT_OF_MEMORY and self._exchanges_begun > ended:
@@ -148,6 +148,7 @@ class Runner:
         return report
 
     def _tried_now(self, kind: str, bundle: LaunchBundle, seed: str) -> Report:
+        """Returns the report.  A candidate that brings the process down is tried again, but not one that hangs."""
         with self._lock:
             if self._baseline is None:
                 raise EvoError("the runner has no baseline yet: call prepare() with the seed kernel first")
