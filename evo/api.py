@@ -201,7 +201,7 @@ def search(
     config = _with_devices(wanted, devices)
     strategy_of(config)  # raises ConfigError if it cannot work with these workers
     listener.say(f"preparing {task.name}: {assemble.how_it_begins(task)}")
-    with closing(devices.open(task, target)) as evaluator:
+    with closing(devices.open(task, target, profiles=assemble.profiles(config))) as evaluator:
         first = evaluator.prepare()
         folder = folder or _new_folder(task.name)
         info = RunInfo(config, task.hash, versions.versions(), evaluator.environment)
@@ -323,7 +323,7 @@ def resume(
             strategy_of(config)  # raises ConfigError if it cannot work with these workers
             listener.say(f"resuming {folder} at {spent} of {config.budget} candidates")
             _say_devices(devices, listener)
-            with closing(devices.open(task, config.target)) as evaluator:
+            with closing(devices.open(task, config.target, profiles=assemble.profiles(config))) as evaluator:
                 first = _prepare(store, config, going, evaluator)
                 _search(store, task, first, evaluator, listener, stop, functions)
     return Result(folder)
@@ -486,7 +486,7 @@ def evaluate_pending(
         config = dataclasses.replace(config, workers=devices.workers(workers))
         strategy_of(config)  # raises ConfigError if it cannot work with these workers
         _say_devices(devices, listener)
-        with closing(devices.open(loaded, config.target)) as evaluator:
+        with closing(devices.open(loaded, config.target, profiles=assemble.profiles(config))) as evaluator:
             first = _prepare(store, config, going, evaluator)
             _search(store, loaded, first, evaluator, listener, stop, {}, proposals=0)
     return Result(folder)

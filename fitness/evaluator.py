@@ -298,7 +298,7 @@ class TaskEvaluator:
             estimates = self._estimates(source)
             assert estimates is not None  # the evaluation is made of them
             return profiles.from_estimate(of, estimates[of.case.name], self.target, self._no_counters)
-        counted = self._counted(compiled, of) if counters else "counters are read of new bests only"
+        counted = self._counted(compiled, of) if counters else "counters are read of new bests that a prompt may show"
         if isinstance(counted, Profile):
             return counted
         timing = next(t for t in evaluation.timings if t.case == of.case.name)

@@ -19,7 +19,7 @@ from fitness.frontend.freeze import freeze
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target, sm_name
 from fitness.gpu.runner import LaunchBundle, Report, Runner
-from fitness.profile.ncu import Counters, counters
+from fitness.profile.ncu import CounterReader, Counters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.task import Task
@@ -35,7 +35,7 @@ class SharedGpu:
         """Starts nothing yet.  device: CUDA index of the GPU."""
         self.device = device
         self._asking = threading.Lock()
-        self.profiling = threading.Lock()  # one profiler at a time: several would only keep processors from compiling
+        self._counters: CounterReader | None = None
         self._facts: Mapping[str, Any] = {}
         self._eager: Zygote | None = None
 
@@ -57,9 +57,17 @@ class SharedGpu:
                 self._eager = Zygote(sm_name(self._facts["capability"]), ("eager",), self._facts["uuid"])
             return self._eager
 
+    def counters(self) -> CounterReader:
+        """Returns what reads hardware counters on this GPU."""
+        with self._asking:
+            if self._counters is None:
+                self._counters = CounterReader(self._facts["uuid"])
+            return self._counters
+
     def close(self) -> None:
-        if self._eager is not None:
-            self._eager.close()
+        for opened in (self._eager, self._counters):
+            if opened is not None:
+                opened.close()
 
 
 class GpuBackend:
@@ -74,12 +82,14 @@ class GpuBackend:
         device: int = 0,
         limits: Limits | None = None,
         gpu: SharedGpu | None = None,
+        profiles: bool = False,
     ) -> None:
         """Starts nothing yet.
 
-        device: CUDA index of the GPU; gpu: instead, if others use it too; it is not closed here.
+        device: CUDA index of the GPU; gpu: instead, if others use it too; it is not closed here.  profiles: whether
+        counters will be asked for soon.
         """
-        self._own_gpu = gpu is None
+        self._own_gpu, self._profiles = gpu is None, profiles
         self._gpu = gpu or SharedGpu(device)
         self._task, self._wall_s = task, (limits or Limits()).wall_s
         settings = task.run_settings
@@ -95,11 +105,15 @@ class GpuBackend:
         return {"gpu": self._facts["name"], **{key: self._facts[key] for key in _FACTS}} if self._facts else {}
 
     def start(self) -> None:
-        """Starts the runner's process in the background: it takes seconds.  `prepare` waits for it."""
+        """Starts the runner's process in the background: it takes seconds.  `prepare` waits for it.  Then what reads
+        counters, if it was said that they will be asked for.
+        """
 
         def started() -> None:
             with contextlib.suppress(EvoError):  # `prepare` tries again, and says what is wrong
                 self._gpu.start(self._runner)
+                if self._profiles:
+                    self._gpu.counters().start()
 
         threading.Thread(target=started, name="start-runner", daemon=True).start()
 
@@ -163,8 +177,7 @@ class GpuBackend:
 
     def counters(self, bundle: LaunchBundle, case: str) -> Counters:
         """Returns hardware counters, read one case at a time while nothing else runs on the GPU.  Raises NoCounters."""
-        with self._gpu.profiling:
-            return counters(self._task.folder, bundle, case, gpu=self._facts["uuid"])
+        return self._gpu.counters().read(self._task.folder, bundle, case)
 
     def close(self) -> None:
         self._runner.close()
@@ -187,18 +200,19 @@ class GpuEvaluator(TaskEvaluator):
         recording: Limits | None = None,
         zygote: Zygote | None = None,
         gpu: SharedGpu | None = None,
+        profiles: bool = False,
     ) -> None:
         """Makes a front end and a GPU backend.
 
         `target` gets the measured values of that GPU; `prepare` fails without one.
 
-        device, gpu: see `GpuBackend`; recording: other limits for the work before a candidate is on the GPU. A `zygote`
-        that is given is shared with others and not closed here.
+        device, gpu, profiles: see `GpuBackend`; recording: other limits for the work before a candidate is on the GPU.
+        A `zygote` that is given is shared with others and not closed here.
         """
         if not find_gpus(target).problem:
             target = measuring(target, gpu.device if gpu else device)
         front_end = FrontEnd(task, target, measured=True, limits=recording or limits, zygote=zygote)
-        backend = GpuBackend(task, device=device, limits=limits, gpu=gpu)
+        backend = GpuBackend(task, device=device, limits=limits, gpu=gpu, profiles=profiles)
         super().__init__(task, target, front_end, backend)
         self._start = backend.start
 

@@ -49,7 +49,7 @@ def install(setattr_: Callable[[Any, str, Any], None], sleep_s: float = 0.0) -> 
     """Puts the instant parts in place of the real ones; the evaluators that are opened, as they are."""
     opened: list[CliEvaluator] = []
 
-    def open_evaluator(task: Any, target: str, device: str) -> CliEvaluator:
+    def open_evaluator(task: Any, target: str, device: str, profiles: bool = False) -> CliEvaluator:
         opened.append(BrokenEvaluator() if task.name == BROKEN else CliEvaluator(sleep_s, LOG if sleep_s else None))
         opened[-1].device = device
         return opened[-1]

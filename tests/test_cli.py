@@ -227,7 +227,7 @@ def test_a_run_that_found_nothing_says_so(
 ) -> None:
     from tests.test_engine import Exhausting
 
-    monkeypatch.setattr(evaluators, "open_evaluator", lambda task, target, device: Exhausting())
+    monkeypatch.setattr(evaluators, "open_evaluator", lambda task, target, device, profiles: Exhausting())
     assert run("run", "--budget", "3", "--run-dir", "out") == 0
     assert "nothing faster than the seed was found" in capsys.readouterr().out
     assert (tmp_path / "out/best/kernel.py").read_text() == SEED_SOURCE
@@ -341,7 +341,7 @@ def test_a_resume_whose_evaluator_fails_changes_nothing(
 ) -> None:
     assert run("run", "--budget", "2", "--run-dir", "out") == 0
     before = all_of("out")
-    monkeypatch.setattr(evaluators, "open_evaluator", lambda task, target, device: BrokenEvaluator())
+    monkeypatch.setattr(evaluators, "open_evaluator", lambda task, target, device, profiles: BrokenEvaluator())
     assert run("resume", "out", "--budget", "9") == 2
     assert all_of("out") == before
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator
+from analysis.benchmarks.instant import SEED_SOURCE, InstantEvaluator, score
 from evo.core.records import Bar, Candidate, Evaluation, StopReason, Trial, Verdict
 from evo.search.budget import gpu_seconds
-from evo.search.engine import stored_screen
+from evo.search.engine import Engine, stored_screen
 from evo.search.strategies import STRATEGIES
 from evo.search.termination import attained, came_to_end
-from tests.engine_support import MeasuringEvaluator, SlowEvaluator, create, facts, resume, search
+from tests.engine_support import ALL_OPERATORS, MeasuringEvaluator, SlowEvaluator, create, facts, resume, search
 
 RULES = [name for name, strategy in STRATEGIES.items() if not strategy.asks]  # those that need no model
 
@@ -170,6 +170,22 @@ def test_one_worker_knows_all_results_before_it_asks(tmp_path: Path) -> None:
         proposed = [at for (at,) in store._db.execute("SELECT at FROM proposals ORDER BY trial")]
         finished = [at for (at,) in store._db.execute("SELECT at FROM evaluations ORDER BY finished")]
     assert all(done <= asked for done, asked in zip(finished, proposed[1:], strict=False))
+
+
+def test_models_may_be_asked_while_the_budget_has_room(tmp_path: Path) -> None:
+    found: list[bool] = []
+
+    class Asking(InstantEvaluator):
+        def evaluate(self, candidate: Candidate, **more: Any) -> Evaluation:
+            found.append(engine.asks)
+            return super().evaluate(candidate, **more)
+
+    evaluator = Asking()
+    with create(tmp_path, budget=3) as store:
+        operators = {name: ALL_OPERATORS[name] for name in store.info.config.operators}
+        engine = Engine(store, InstantEvaluator().prepare(), SEED_SOURCE, evaluator, score, operators)
+        engine.run()
+    assert found == [True, True, False]  # the last candidate leaves no room for another
 
 
 class Exhausting(InstantEvaluator):

@@ -1,5 +1,10 @@
 """Nsight Compute: its table read, its failures told, its command built.  Counters themselves need a GPU."""
 
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,7 +12,7 @@ import torch
 
 from fitness.gpu.runner import LaunchBundle
 from fitness.profile import ncu
-from fitness.profile.ncu import NoCounters, command_line, counters, failure, parse, readings
+from fitness.profile.ncu import CounterReader, NoCounters, command_line, failure, parse, readings
 from fitness.profile.profile import NAMES
 from fitness.sandbox.jobs import Limits
 
@@ -80,52 +85,129 @@ def test_failures_say_why(code, said, problem):
 
 
 def test_clocks_are_left_alone_and_only_the_replay_is_profiled():
-    command = command_line("/usr/bin/ncu", Path("/tmp/log"), ["softmax", "work", "square", "GPU-1"])
-    assert command[0] == "/usr/bin/ncu" and command[-4:] == ["softmax", "work", "square", "GPU-1"]
+    command = command_line("/usr/bin/ncu", Path("/tmp/log"), ["/tmp/plan", "GPU-1"])
+    assert command[0] == "/usr/bin/ncu" and command[-2:] == ["/tmp/plan", "GPU-1"]
     assert command[command.index("--clock-control") + 1] == "none"
     assert command[command.index("--profile-from-start") + 1] == "off"
     assert "fitness.profile.ncu_replay" in command
 
 
-def test_without_the_tool_there_are_no_counters(monkeypatch):
-    monkeypatch.setattr(ncu, "find_tool", lambda name: "")
-    with pytest.raises(NoCounters, match="not installed"):
-        counters("softmax", LaunchBundle({}, {}, {}), "square", gpu="GPU-1")
-
-
-def test_a_tool_that_fails_is_a_reason(monkeypatch, tmp_path):
-    tool = tmp_path / "ncu"
-    tool.write_text("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM'\nexit 1\n")
-    tool.chmod(0o755)
-    monkeypatch.setattr(ncu, "find_tool", lambda name: str(tool))
-    with pytest.raises(NoCounters, match="ERR_NVGPUCTRPERM"):
-        counters("softmax", LaunchBundle({}, {}, {}), "square", gpu="GPU-1")
+NO_PLAN = ("softmax", LaunchBundle({}, {}, {}), "square")
 
 
 @pytest.fixture
-def tool_that_writes(monkeypatch, tmp_path):
-    """Returns a function that puts a program in the place of ncu: it leaves this table as its log."""
+def reader():
+    with contextlib.closing(CounterReader("GPU-1")) as opened:
+        yield opened
 
-    def install(table: str) -> None:
-        tool, log = tmp_path / "ncu", tmp_path / "table.csv"
-        log.write_text(table)
-        find_log = 'while [ "$1" != --log-file ]; do shift; done'
-        tool.write_text(f"#!/bin/sh\n{find_log}\ncp '{log}' \"$2\"\necho what the program says\n")
+
+@pytest.fixture
+def install(monkeypatch, tmp_path):
+    """Returns a function that puts a script in the place of ncu."""
+
+    def install(script: str) -> None:
+        tool = tmp_path / "ncu"
+        tool.write_text(script)
         tool.chmod(0o755)
         monkeypatch.setattr(ncu, "find_tool", lambda name: str(tool))
 
     return install
 
 
-def test_the_log_has_the_table_and_its_first_kernel_only_starts_the_profiler(tool_that_writes):
-    tool_that_writes(TABLE.read_text())
-    assert counters("softmax", LaunchBundle({}, {}, {}), "square", gpu="GPU-1") == parse(TABLE.read_text())[1:]
+def test_without_the_tool_there_are_no_counters(monkeypatch, reader):
+    monkeypatch.setattr(ncu, "find_tool", lambda name: "")
+    reader.start()
+    with pytest.raises(NoCounters, match="not installed"):
+        reader.read(*NO_PLAN)
 
 
-def test_a_plan_of_which_no_kernel_was_measured_has_no_counters(tool_that_writes):
-    tool_that_writes("\n".join(TABLE.read_text().splitlines()[:-1]))
+def test_a_tool_that_fails_is_a_reason(install, reader):
+    install("#!/bin/sh\necho '==ERROR== ERR_NVGPUCTRPERM'\nexit 1\n")
+    with pytest.raises(NoCounters, match="ERR_NVGPUCTRPERM"):
+        reader.read(*NO_PLAN)
+
+
+def tool_that_writes(table: str, folder: Path) -> str:
+    """A script that leaves this table as ncu's log."""
+    log = folder / "table.csv"
+    log.write_text(table)
+    find_log = 'while [ "$1" != --log-file ]; do shift; done'
+    return f"#!/bin/sh\n{find_log}\ncp '{log}' \"$2\"\necho what the program says\n"
+
+
+def test_the_log_has_the_table_and_its_first_kernel_only_starts_the_profiler(install, reader, tmp_path):
+    install(tool_that_writes(TABLE.read_text(), tmp_path))
+    assert reader.read(*NO_PLAN) == parse(TABLE.read_text())[1:]
+
+
+def test_a_plan_of_which_no_kernel_was_measured_has_no_counters(install, reader, tmp_path):
+    install(tool_that_writes("\n".join(TABLE.read_text().splitlines()[:-1]), tmp_path))
     with pytest.raises(NoCounters, match="measured no kernel of the plan"):
-        counters("softmax", LaunchBundle({}, {}, {}), "square", gpu="GPU-1")
+        reader.read(*NO_PLAN)
+
+
+# It says that it runs, waits for a plan as the program under ncu does, and writes what it got.
+WAITING = f"""#!{sys.executable}
+import os, pickle, shutil, sys
+from pathlib import Path
+from fitness.profile.ncu_replay import received
+folder = Path(__file__).parent
+(folder / f"started-{{os.getpid()}}").touch()
+work = received(sys.argv[-2])
+(folder / f"ended-{{os.getpid()}}").write_text(repr(pickle.loads(work)[::2]) if work else "nothing")
+shutil.copy({str(TABLE)!r}, sys.argv[sys.argv.index("--log-file") + 1])
+"""
+
+
+def test_the_process_of_the_next_plan_is_started_ahead(install, reader, tmp_path):
+    install(WAITING)
+    reader.start()
+    (first,) = awaited(tmp_path, "started-*", 1)
+    for plan in ("square", "wide"):
+        assert reader.read("softmax", LaunchBundle({}, {}, {}), plan) == parse(TABLE.read_text())[1:]
+    assert (tmp_path / f"ended-{number(first)}").read_text() == "('softmax', 'square')"
+    assert {path.read_text() for path in tmp_path.glob("ended-*")} == {"('softmax', 'square')", "('softmax', 'wide')"}
+    waiting = {number(p) for p in awaited(tmp_path, "started-*", 3)} - {number(p) for p in tmp_path.glob("ended-*")}
+    reader.close()
+    reader.start()
+    assert [alive(process) for process in waiting] == [False]
+    assert len(list(tmp_path.glob("started-*"))) == 3  # nothing is started after the end
+
+
+def test_a_process_that_waits_ends_with_the_one_that_started_it(install, tmp_path):
+    install(WAITING)
+    tool = ncu.find_tool("ncu")
+    script = (
+        f"from fitness.profile import ncu\nncu.find_tool = lambda name: {tool!r}\n"
+        "reader = ncu.CounterReader('GPU-1')\nreader.start()\nprint('started', flush=True)\ninput()\n"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    awaited(tmp_path, "started-*", 1)
+    starter.kill()
+    starter.communicate()
+    (ended,) = awaited(tmp_path, "ended-*", 1)
+    assert wait_until(lambda: ended.read_text() == "nothing")
+
+
+def awaited(folder: Path, pattern: str, count: int) -> list[Path]:
+    """Returns the files of a pattern once there are so many."""
+    assert wait_until(lambda: len(list(folder.glob(pattern))) >= count)
+    return sorted(folder.glob(pattern))
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 60) -> bool:
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    return holds()
+
+
+def number(path: Path) -> int:
+    return int(path.name.partition("-")[2])
+
+
+def alive(process: int) -> bool:
+    return Path(f"/proc/{process}").exists()
 
 
 @pytest.mark.gpu
@@ -151,7 +233,9 @@ def test_a_plan_is_replayed_under_the_profiler(tmp_path):
     finally:
         zygote.close()
     work = LaunchBundle(work.plans, work.builds, work.cubins, {"square": [0]})
-    ((kernel, found),) = counters("softmax", work, "square", gpu=GpuWatch(0).uuid)
+    with contextlib.closing(CounterReader(GpuWatch(0).uuid)) as reader:
+        ((kernel, found),) = reader.read(task.folder, work, "square")
+        assert [name for name, _ in reader.read(task.folder, work, "square")] == [kernel]
     assert kernel == "softmax_kernel"
     assert {"time", "dram", "l2", "sm", "active", "registers", "l2_hit", "dram_bytes"} <= set(found), found
     assert any(name.startswith("stall_") for name in found)

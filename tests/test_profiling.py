@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import random
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -48,8 +49,8 @@ class Profiling(InstantEvaluator):
         return Profile("estimate", "memory", "so", {"time, µs": us}, metrics={"time, µs": us}, case="square")
 
 
-def run(store: Store, inner: Profiling, **more) -> None:
-    evaluator = ProfilingEvaluator(inner, score, store.folder)
+def run(store: Store, inner: Profiling, asks: Callable[[], bool] = lambda: True, **more) -> None:
+    evaluator = ProfilingEvaluator(inner, score, store.folder, asks)
     search(store, evaluator, observers=[evaluator], **more)
 
 
@@ -91,6 +92,15 @@ def test_measured_candidates_are_profiled_where_they_come_near_the_best(tmp_path
         best = max(best, trial.fitness.speedup)
     assert (inner.profiled, inner.counted) == (near, bests)
     assert 1 < len(bests) < len(near) < len(trials)
+
+
+def test_counters_are_read_while_another_prompt_may_follow(tmp_path):
+    always, sometimes = Profiling(measured=True), Profiling(measured=True)
+    for name, inner in (("always", always), ("sometimes", sometimes)):
+        with create(tmp_path / name) as store:
+            run(store, inner, lambda inner=inner: inner is always or len(inner.counted) < 3)
+    assert always.profiled == sometimes.profiled
+    assert len(always.counted) > 3 and sometimes.counted == always.counted[:3]
 
 
 def test_what_cannot_be_profiled_is_said_and_the_run_goes_on(tmp_path):
@@ -168,7 +178,7 @@ def test_a_trial_is_shown_with_what_limits_it(tmp_path):
         for trial in (ok_trial(0), hinted):
             store.proposed(trial.proposal)
             store.finished(trial)
-        evaluator = ProfilingEvaluator(Hinting(), score, tmp_path)
+        evaluator = ProfilingEvaluator(Hinting(), score, tmp_path, lambda: True)
         evaluator.absorbed(ok_trial(0), replayed=True)
         console = Console(record=True, width=200, file=io.StringIO())
         show_trial(store, 0, console)

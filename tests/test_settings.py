@@ -79,6 +79,13 @@ def test_without_a_gpu_there_are_no_gpu_seconds() -> None:
         config(gpu_seconds=60).with_device("cpu")
 
 
+def test_where_a_gpu_measures_nothing_is_estimated_unless_a_number_was_set() -> None:
+    for name in ("screen_budget", "tune_budget"):
+        estimates = {number: getattr(config(**{name: number}).with_device("gpu"), name) for number in (5, 12)}
+        assert (RunConfig.screen_budget, RunConfig.tune_budget, estimates) == (12, 12, {5: 5, 12: 0})
+        assert getattr(config().with_device("cpu"), name) == 12
+
+
 def test_only_the_budget_changes() -> None:
     assert config(seed=3).with_budget(99) == config(seed=3, budget=99)
 

@@ -426,7 +426,7 @@ def _without_kernel(config: RunConfig, baseline: str | None) -> RunConfig:
 _OF_MACHINE = ("task", "gpus", "ray_address", "triton")
 # Runs of earlier versions lack later settings: these do then what was done before.
 _BEFORE = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.default is not dataclasses.MISSING}
-_OF_DEVICE = ("device", "screen_budget", "surrogate")  # open until something is evaluated
+_OF_DEVICE = ("device", "screen_budget", "tune_budget", "surrogate")  # open until something is evaluated
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,8 +39,9 @@ _NAMES = {"llm_slots": "--llm-concurrency"}  # of numbers with another name on t
 _RANGED = (*_RANGES, "allow_delegation", "archive_share", "max_tokens", "max_usd", "gpu_seconds", "stop_at_attainable")
 
 DEVICES = ("cpu", "gpu")
-# An estimate takes a core for a second, and the search waits for it; a GPU measures several candidates meanwhile.
-GPU_SCREEN_BUDGET = 0
+# An estimate takes a core for a second or several, and the search waits for it; a GPU measures several candidates
+# meanwhile.  Answers of models differ by too little for estimates to rank them (runs/reference/h200-estimate).
+GPU_ESTIMATES = 0  # screened drafts, and settings of an answer
 # Up to two thirds of what rules proposed for kernels of suites were duplicates: of kernels that no case launches, or by
 # options that change nothing.  One compilation finds that out.
 REDRAFTS = 8
@@ -86,7 +87,7 @@ class RunConfig:
     drops_seed: bool = False  # an island whose kernel is faster in every case makes no children of the seed any more
     surrogate: bool = False  # on a GPU, `params` moves genes as the run's own measurements suggest
     progressive: bool = False  # what rules made ends at a first look if it is too slow to be a parent or the best
-    tune_budget: int = 12  # most settings of its parameters that an answer of a model is screened in, on a GPU too
+    tune_budget: int = 12  # most settings of its parameters that an answer of a model is screened in
     population: int = 16  # candidates an island keeps
     migrate_every: int = 20  # trials between two migrations around the ring of islands
     archive_share: float = 0.2  # of parents, taken from the archive of niches: old branches stay reachable; 0: none
@@ -175,19 +176,24 @@ class RunConfig:
         return dataclasses.replace(self, budget=budget)
 
     def with_device(self, device: str) -> RunConfig:
-        """On a GPU no drafts are screened, unless a number was set: to measure one takes less time than to estimate it.
-        Without one there are no measurements to go by.
+        """On a GPU nothing is estimated, unless a number was set: to measure takes less time than to estimate.  Without
+        one there are no measurements to go by.
 
         Raises ConfigError if GPU seconds are limited and no GPU measures.
         """
         self.check_gpu_seconds(device)
-        unset = self.screen_budget == RunConfig.screen_budget
         return dataclasses.replace(
             self,
             device=device,
-            screen_budget=GPU_SCREEN_BUDGET if device == "gpu" and unset else self.screen_budget,
+            screen_budget=self._estimates("screen_budget", device),
+            tune_budget=self._estimates("tune_budget", device),
             surrogate=self.surrogate and device == "gpu",
         )
+
+    def _estimates(self, name: str, device: str) -> int:
+        """Returns a number of estimates: as it was set, else what the device is given."""
+        number: int = getattr(self, name)
+        return GPU_ESTIMATES if device == "gpu" and number == getattr(RunConfig, name) else number
 
     def check_gpu_seconds(self, device: str) -> None:
         """Raises ConfigError if GPU seconds are limited and no GPU measures."""

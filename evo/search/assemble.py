@@ -211,6 +211,11 @@ def _facts(info: RunInfo, task: Task, evaluated: bool) -> dict[str, Any]:
 # --- the engine ------------------------------------------------------------------------------------------------------
 
 
+def profiles(config: RunConfig) -> bool:
+    """Returns whether a run's candidates are profiled: if prompts show what limits them."""
+    return bool(config.models) and config.guidance != "none"
+
+
 def make_engine(
     store: Store,
     task: Task,
@@ -240,8 +245,8 @@ def make_engine(
     score = scorer()
     engine_evaluator: EvaluatorLike | None = evaluator
     watching: list[Observer] = []
-    if evaluator is not None and config.models and config.guidance != "none":
-        engine_evaluator = profiling = ProfilingEvaluator(evaluator, score, store.folder)
+    if evaluator is not None and profiles(config):
+        engine_evaluator = profiling = ProfilingEvaluator(evaluator, score, store.folder, lambda: engine.asks)
         watching.append(profiling)
     watching += observers
     engine = Engine(

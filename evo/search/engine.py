@@ -207,6 +207,11 @@ class Engine:
                     return None
 
     @property
+    def asks(self) -> bool:
+        """Whether a model may still be asked, here or by the half that proposes."""
+        return self._proposals == 0 or self._budget.left() > self._in_flight
+
+    @property
     def _in_flight(self) -> int:
         """Number of questions to models without an outcome yet."""
         return self._queue.busy if self._queue else 0

@@ -42,16 +42,21 @@ def join(address: str) -> Cluster:
     return Cluster(address)
 
 
-def open_evaluator(task: Task, target: str, device: str, zygote: Zygote | None = None) -> TaskEvaluator:
+def open_evaluator(
+    task: Task, target: str, device: str, zygote: Zygote | None = None, *, profiles: bool = False
+) -> TaskEvaluator:
     """An evaluator in this process.
 
     device: "gpu" measures on the first GPU, "cpu" estimates.  zygote: a warm one of the caller's, which stays open.
+    profiles: whether the seed kernel will be profiled as soon as it is evaluated.
     """
     from fitness.cpu_backend import CpuEvaluator
     from fitness.frontend.target import get_target
     from fitness.gpu_backend import GpuEvaluator
 
-    return (GpuEvaluator if device == "gpu" else CpuEvaluator)(task, get_target(target), zygote=zygote)
+    if device == "gpu":
+        return GpuEvaluator(task, get_target(target), zygote=zygote, profiles=profiles)
+    return CpuEvaluator(task, get_target(target), zygote=zygote)
 
 
 def open_factory(target: str, device: str, limits: Limits | None = None) -> EvaluatorFactory:
@@ -105,14 +110,17 @@ class Devices:
         through = [] if self.cluster is None else [f"evaluating through Ray on {self.cluster}"]
         return [self.choice.line, *through, *([self.note] if self.note else [])]
 
-    def open(self, task: Task, target: str) -> Profiler:
-        """The evaluator of a task.  Warns of cases that are too large to be executed without a GPU."""
+    def open(self, task: Task, target: str, *, profiles: bool = False) -> Profiler:
+        """The evaluator of a task; `profiles` as in `open_evaluator`.
+
+        Warns of cases that are too large to be executed without a GPU.
+        """
         from fitness.tasks.advice import slow_case
 
         if self.choice.device == "cpu" and (slow := slow_case(task)):
             warnings.warn(slow, EvoWarning, stacklevel=2)
         if self.cluster is None:
-            return open_evaluator(task, target, self.choice.device)
+            return open_evaluator(task, target, self.choice.device, profiles=profiles)
         return open_cluster_evaluator(self.cluster, task, target, self.choice.gpus)
 
     def open_factory(self, target: str, limits: Limits | None = None) -> EvaluatorFactory | ClusterEvaluatorFactory:

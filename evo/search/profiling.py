@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from evo.search.engine import EvaluatorLike, Score
 from evo.storage.store import ProfileLog
 
 # Share of the best speedup so far that a measured candidate needs to be profiled: slower ones are seldom parents.
-# Counters are read only for a new best: each needs a process of its own, and nothing else is measured meanwhile.
+# Counters are read only for a new best, and while prompts may follow: nothing else is measured meanwhile.
 PROMOTED = 0.9
 
 
@@ -32,9 +32,9 @@ class ProfilingEvaluator:
     the run exists.  Therefore this class is also an observer of the engine and profiles the seed with its trial.
     """
 
-    def __init__(self, evaluator: Profiler, score: Score, folder: Path) -> None:
-        """`folder`: of the run, which this process writes."""
-        self._evaluator, self._score, self._folder = evaluator, score, folder
+    def __init__(self, evaluator: Profiler, score: Score, folder: Path, asks: Callable[[], bool]) -> None:
+        """folder: of the run, which this process writes.  asks: whether another prompt may follow."""
+        self._evaluator, self._score, self._folder, self._asks = evaluator, score, folder, asks
         self._best = 0.0
         self._lock = threading.Lock()
         self.prepare, self.screen, self.plan_hash, self.certify, self.close = (
@@ -54,7 +54,7 @@ class ProfilingEvaluator:
             with self._lock:
                 best, self._best = self._best, max(self._best, fitness.speedup)
             if evaluation.estimated or fitness.speedup >= PROMOTED * best:
-                self._profile(candidate, evaluation, counters=fitness.speedup > best)
+                self._profile(candidate, evaluation, counters=fitness.speedup > best and self._asks())
         return evaluation
 
     def absorbed(self, trial: Trial, *, replayed: bool) -> None:

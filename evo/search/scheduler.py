@@ -186,10 +186,7 @@ class Scheduler:
         return made if made.evaluation is not None or self._tuning is None else self._tuned(made, self._tuning)
 
     def _tuned(self, made: Made, screen: Screen) -> Made:
-        """Replaces the parameters of a structure by the best of a few settings, to be fair to the structure.
-
-        An answer costs far more than these estimates, also if a GPU measures.
-        """
+        """Replaces the parameters of a structure by the best of a few settings, to be fair to the structure."""
         proposal, source = made.proposal, made.proposal.candidate.source
         if screen([source])[0] is None:  # it fails unchanged: a repair starts from there
             return made

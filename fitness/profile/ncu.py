@@ -6,13 +6,18 @@ missing one would end the measurement.  `READINGS` names the metrics that a prof
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import pickle
 import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +30,7 @@ SECTIONS = (
 )  # fmt: skip
 WALL_S = 300.0  # on the GPU: each launch is replayed for each group of counters
 MOST_S = LOCK_S + 2 * WALL_S  # with the start of torch, which is slow under ncu, and waiting for the GPU
+POLL_S = 0.2
 
 # reading of `fitness.profile.profile` -> metrics that give it; a chip may lack some; the largest one counts.
 READINGS: Mapping[str, tuple[str, ...]] = {
@@ -64,32 +70,106 @@ class NoCounters(Exception):
 Counters = list[tuple[str, dict[str, float]]]  # (kernel, readings) of each launch, in order
 
 
-def counters(task: str | os.PathLike[str], bundle: LaunchBundle, case: str, *, gpu: str) -> Counters:
-    """Returns readings of each launch of one case of `bundle`, which must have its choices.  Raises NoCounters.
+class CounterReader:
+    """Reads hardware counters on one GPU, of one plan at a time.
 
-    gpu: its UUID.  The profiled process takes the GPU lock once it and the profiler have started.
+    Each plan is executed in a process of its own: ncu writes its table when the process ends.  The next process is
+    started ahead, as Python, torch and ncu need seconds for that.
     """
-    tool = find_tool("ncu")
-    if not tool:
-        raise NoCounters("ncu is not installed")
-    with tempfile.TemporaryDirectory(prefix="evo-ncu-") as folder:
-        path, log = Path(folder, "work.pickle"), Path(folder, "counters.csv")
-        path.write_bytes(pickle.dumps(bundle))
-        command = command_line(tool, log, [os.fspath(task), str(path), case, gpu])
+
+    def __init__(self, gpu: str) -> None:
+        """Starts nothing yet. gpu: its UUID."""
+        self._gpu = gpu
+        self._using = threading.Lock()  # one profiler at a time: several would only keep processors from compiling
+        self._next: _Replay | None = None
+        self._current: _Replay | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Starts the process of the next plan, unless it is started; nothing without ncu."""
+        with self._using:
+            self._start()
+
+    def _start(self) -> None:
+        if self._next is None and not self._closed and (tool := find_tool("ncu")):
+            self._next = _Replay(tool, self._gpu)
+
+    def read(self, task: str | os.PathLike[str], bundle: LaunchBundle, case: str) -> Counters:
+        """Returns readings of each launch of one case of `bundle`, which must have its choices.  Raises NoCounters.
+
+        task: its folder.  The profiled process takes the GPU lock once it and the profiler have started.
+        """
+        with self._using:
+            self._start()
+            if self._next is None:
+                raise NoCounters("ncu is not installed")
+            self._current, self._next = self._next, None
+            with contextlib.closing(self._current):
+                found = self._current.read(os.fspath(task), bundle, case)
+            self._start()
+            return found
+
+    def close(self) -> None:
+        """Ends what is started, also a reading."""
+        self._closed = True
+        if self._current is not None:
+            self._current.kill()
+        with self._using:
+            if self._next is not None:
+                self._next.close()
+                self._next = None
+
+
+class _Replay:
+    """A process under ncu that waits for its plan (`fitness.profile.ncu_replay`)."""
+
+    def __init__(self, tool: str, gpu: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="evo-ncu-")
+        path, self._log, self._said = (Path(self._folder.name, name) for name in ("plan", "counters.csv", "said.txt"))
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(1)
+        with open(self._said, "wb") as said:
+            self._process = subprocess.Popen(
+                command_line(tool, self._log, [str(path), gpu]),
+                stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=_env(gpu), start_new_session=True,
+            )  # fmt: skip
+
+    def read(self, task: str, bundle: LaunchBundle, case: str) -> Counters:
+        """Sends the plan and returns its counters.  Raises NoCounters."""
         try:
-            run = subprocess.run(
-                command, capture_output=True, text=True, errors="replace", timeout=MOST_S, env=_env(gpu)
-            )
-        except subprocess.TimeoutExpired as error:
+            self._send(pickle.dumps((task, bundle, case)))
+            code = self._process.wait(MOST_S)
+        except (subprocess.TimeoutExpired, TimeoutError) as error:
             raise NoCounters(f"ncu did not finish within {MOST_S:g} s") from error
-        said = log.read_text(errors="replace") if log.exists() else ""
-    problem = failure(run.returncode, said + run.stdout + run.stderr)
-    if problem:
-        raise NoCounters(problem)
-    found = parse(said)[1:]  # without the kernel that started the profiler
-    if not found:
-        raise NoCounters("ncu measured no kernel of the plan")
-    return found
+        table = self._log.read_text(errors="replace") if self._log.exists() else ""
+        if problem := failure(code, table + self._said.read_text(errors="replace")):
+            raise NoCounters(problem)
+        if not (found := parse(table)[1:]):  # without the kernel that started the profiler
+            raise NoCounters("ncu measured no kernel of the plan")
+        return found
+
+    def _send(self, plan: bytes) -> None:
+        """Sends the plan once the process asks for it, unless it ends before."""
+        end = time.monotonic() + MOST_S
+        self._listener.settimeout(POLL_S)
+        while self._process.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(TimeoutError):
+                connection, _ = self._listener.accept()
+                with connection, contextlib.suppress(ConnectionError):  # it ended: its exit code says how
+                    connection.settimeout(MOST_S)
+                    connection.sendall(plan)
+                return
+
+    def kill(self) -> None:
+        if self._process.poll() is None:  # else its number may be another's
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.kill()
+        self._process.wait()
+        self._listener.close()
+        self._folder.cleanup()
 
 
 def command_line(tool: str, log: Path, arguments: Sequence[str]) -> list[str]:

@@ -1,9 +1,10 @@
-"""Executes one plan once for a profiler: `python -m fitness.profile.ncu_replay TASK BUNDLE CASE GPU`.
+"""Executes one plan once for a profiler: `python -m fitness.profile.ncu_replay SOCKET GPU`.
 
-GPU is its UUID: the process takes the GPU lock when all is loaded and the profiler has started.
-BUNDLE is a pickled `fitness.gpu.runner.LaunchBundle` with its choices.  No Python of a candidate runs here.  No graph
-is used: a profiler would not see the names of its kernels.  Only the second execution is profiled: the first loads the
-machine code.
+It loads all it needs, and then asks for its work at SOCKET: a pickled (task folder,
+`fitness.gpu.runner.LaunchBundle` with its choices, case).  It ends if the other side does.  GPU is its UUID: the
+process takes the GPU lock when the profiler has started.  No Python of a candidate runs here.  No graph is used: a
+profiler would not see the names of its kernels.  Only the second execution is profiled: the first loads the machine
+code.
 
 The first kernel that ncu profiles takes seconds, whatever it does (on an H200 3.3 s; another one then 1.4 s).  So a
 kernel of one block is profiled before the GPU lock is taken.  Meanwhile others use the GPU, and are not measured: a
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import socket
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
@@ -31,13 +32,27 @@ from fitness.verify import oracle
 
 
 def main(arguments: list[str]) -> None:
-    task, case_name = load_task(arguments[0], tried=True), arguments[2]
-    bundle: LaunchBundle = pickle.loads(Path(arguments[1]).read_bytes())
-    case, gpu = next(c for c in task.cases if c.name == case_name), arguments[3]
+    path, gpu = arguments
+    torch.zeros(1, device="cuda")
+    work = received(path)
+    if not work:
+        return
+    folder, bundle, name = pickle.loads(work)
+    task = load_task(folder, tried=True)
+    case = next(c for c in task.cases if c.name == name)
     with held_for(f"{gpu}-profiler", int(WALL_S)):
         start_profiler()
         with held_for(gpu, int(WALL_S)):
             replay(task, bundle, case)
+
+
+def received(path: str) -> bytes:
+    """Returns all that the other side of a socket sends; nothing if it ends before."""
+    with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(ConnectionError):
+        connection.connect(path)
+        with connection.makefile("rb") as sent:
+            return sent.read()
+    return b""
 
 
 def start_profiler() -> None:
