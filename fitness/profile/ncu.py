@@ -87,12 +87,19 @@ class CounterReader:
 
     def start(self) -> None:
         """Starts the process of the next plan, unless it is started; nothing without ncu."""
-        with self._using:
+        with self._using, contextlib.suppress(NoCounters):
             self._start()
 
-    def _start(self) -> None:
-        if self._next is None and not self._closed and (tool := find_tool("ncu")):
-            self._next = _Replay(tool, self._gpu)
+    def _start(self) -> _Replay:
+        if self._next is None:
+            tool = "" if self._closed else find_tool("ncu")
+            if not tool:
+                raise NoCounters("ncu is not installed")
+            try:
+                self._next = _Replay(tool, self._gpu)
+            except OSError as error:
+                raise NoCounters(f"ncu cannot be started: {error}") from error
+        return self._next
 
     def read(self, task: str | os.PathLike[str], bundle: LaunchBundle, case: str) -> Counters:
         """Returns readings of each launch of one case of `bundle`, which must have its choices.  Raises NoCounters.
@@ -100,13 +107,11 @@ class CounterReader:
         task: its folder.  The profiled process takes the GPU lock once it and the profiler have started.
         """
         with self._using:
-            self._start()
-            if self._next is None:
-                raise NoCounters("ncu is not installed")
-            self._current, self._next = self._next, None
+            self._current, self._next = self._start(), None
             with contextlib.closing(self._current):
                 found = self._current.read(os.fspath(task), bundle, case)
-            self._start()
+            with contextlib.suppress(NoCounters):
+                self._start()
             return found
 
     def close(self) -> None:

@@ -167,10 +167,11 @@ def _drawn(
         case "constant":
             return torch.full((count,), form["value"], dtype=dtype, device=device)
         case "quantiles":
-            values = torch.tensor(form["values"], dtype=torch.float32, device=device)
+            # A copy that blocks would wait for all that the GPU was given before.
+            values = torch.tensor(form["values"], dtype=torch.float32).to(device, non_blocking=True)
             place = torch.rand(count, generator=generator, device=device) * (len(form["values"]) - 1)
-            left = place.long().clamp(max=len(form["values"]) - 2)
-            return torch.lerp(values[left], values[left + 1], place - left).to(dtype)
+            left = place.long().clamp_(max=len(form["values"]) - 2)
+            return torch.lerp(values.take(left), values[1:].take(left), place - left).to(dtype)
         case "randint":
             low, high = form["low"], form["high"]
             if dtype in _INDICES and "sentinel" not in form and count <= high - low <= MOST_DISTINCT:
@@ -184,7 +185,8 @@ def _drawn(
         case "randperm":
             return torch.randperm(count, generator=generator, device=device).to(dtype)
         case "kept" | "shuffled":
-            stored = torch.tensor(np.load(folder / form["file"], allow_pickle=False), device=device).view(dtype)
+            kept = torch.from_numpy(np.load(folder / form["file"], allow_pickle=False))
+            stored = kept.to(device, non_blocking=True).view(dtype)
             if form["rule"] == "kept":
                 return stored
             return stored[torch.randperm(count, generator=generator, device=device)]
