@@ -11,8 +11,10 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+from analysis.baselines import BaselineRow, save
 from analysis.figures import checker, marks, suites, text
 from analysis.figures.__main__ import main
+from analysis.figures.baselines import beside
 from analysis.figures.estimate import estimate
 from analysis.figures.programs import programs
 from analysis.figures.runner import runner
@@ -173,6 +175,30 @@ def test_estimates_are_ranked_beside_measured_times_by_task(tmp_path: Path) -> N
     ]
     assert (figures["ranks.candidates"], figures["ranks.refused"]) == ("19", "1")
     assert figures["ranks.rules"] == "1.00 (1.00 to 1.00)" and figures["ranks.answers"] == "-1.00 (-1.00 to -1.00)"
+
+
+def test_times_beside_baselines_are_means_over_the_cases_of_a_task(tmp_path: Path) -> None:
+    def row(task: str, case: str, kernel: str, us: float, name: str, ratio: float, error: str = "") -> BaselineRow:
+        return BaselineRow(task, "h", case, 10.0, kernel, "", us, name, us * ratio, ratio, ratio, ratio, error)
+
+    rows = [
+        row("a", "one", "seed", 40.0, "eager", 1.0),
+        row("a", "one", "best", 20.0, "eager", 2.0),
+        row("a", "two", "best", 80.0, "eager", 8.0),
+        row("a", "one", "best", 20.0, "torch.compile", 0.5),
+        row("b", "one", "seed", 20.0, "eager", 1.0),
+        row("b", "one", "best", 10.0, "eager", 1.0),
+        row("b", "one", "best", 10.0, "torch.compile", 2.0),
+        row("b", "one", "best", 10.0, "library", 3.0),
+        row("a", "one", "best", 20.0, "library", 0.0, "no such kernel"),
+    ]
+    save(tmp_path / "times.json", rows, {"name": "X"}, {"evo": "1"})
+    found = beside(tmp_path)
+    assert (found["tasks"], found["seed-attained"], found["attained"]) == ("2", "38 %", "62 %")
+    assert found["least-attained"] == "25 %" and found["over-eager"].startswith("2.00×")
+    assert (found["faster-than-compile"], found["with-library"]) == ("1 of 2", "1")
+    assert "| a | 25 % | 25 % | 4.00× | 0.50× | none |" in found["table"]
+    assert "no such kernel" in found["cases"]
 
 
 def test_searches_of_the_same_code_share_a_row_and_equal_kernels_have_one_a_size(tmp_path: Path) -> None:

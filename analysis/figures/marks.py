@@ -12,7 +12,7 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
-from analysis.figures import checker, estimate, programs, runner, searches, suites
+from analysis.figures import baselines, checker, estimate, programs, runner, searches, suites
 from analysis.figures.text import Figures
 from evo.core.errors import ConfigError
 
@@ -28,6 +28,7 @@ OF_FOLDER: dict[str, Callable[[Path], Figures]] = {
     "programs": programs.programs,
     "h200-runner": runner.runner,
     "h200-estimate": estimate.estimate,
+    "h200-baselines": baselines.beside,
     "h200-structural": searches.structural,
     "h200-claude": searches.with_a_model,
     "h200-claude-24": searches.with_a_model,
