@@ -12,8 +12,9 @@ from analysis.figures.text import Figures, table
 
 
 def runner(folder: Path) -> Figures:
-    """Returns the tables of searches (`searches.csv`) and of comparisons of equal kernels (`same.csv`)."""
-    return {"searches": _searches(csv_rows(folder / "searches.csv")), "same": _same(csv_rows(folder / "same.csv"))}
+    """Returns the tables of searches, campaigns and answers of models, and of comparisons of equal kernels."""
+    makers = {"searches": _searches, "campaign": _campaign, "answers": _answers, "same": _same}
+    return {name: make(csv_rows(folder / f"{name}.csv")) for name, make in makers.items()}
 
 
 def _searches(rows: Rows) -> str:
@@ -42,6 +43,32 @@ def _middle(values: Sequence[float], digits: int) -> str:
     """Returns the median and, if values differ, the range."""
     low, high = (f"{end:.{digits}f}" for end in (min(values), max(values)))
     return low if low == high else f"{statistics.median(values):.{digits}f} ({low} to {high})"
+
+
+def _campaign(rows: Rows) -> str:
+    return table(
+        ("code", "seed", "kernels", "candidates", "s", "candidates/s", "ended", "best over that of the first code"),
+        [
+            [
+                r["code"], r["seed"], r["kernels"], r["candidates"], f"{float(r['wall_s']):.0f}",
+                f"{int(r['candidates']) / float(r['wall_s']):.2f}", r["ended"], r["best_over_old"] or "1",
+            ]
+            for r in rows
+        ],
+    )  # fmt: skip
+
+
+def _answers(rows: Rows) -> str:
+    return table(
+        ("code", "kernel", "estimates an answer", "judged", "first question after s", "last verdict after s"),
+        [
+            [
+                r["code"], r["kernel"], r["estimates_an_answer"], f"{r['judged']} of {r['answers']}",
+                r["first_question_s"], r["last_verdict_s"] or "none",
+            ]
+            for r in rows
+        ],
+    )  # fmt: skip
 
 
 def _same(rows: Rows) -> str:
