@@ -36,6 +36,7 @@ class SharedGpu:
         self.device = device
         self._asking = threading.Lock()
         self._counters: CounterReader | None = None
+        self._closed = False
         self._facts: Mapping[str, Any] = {}
         self._eager: Zygote | None = None
 
@@ -58,13 +59,17 @@ class SharedGpu:
             return self._eager
 
     def counters(self) -> CounterReader:
-        """Returns what reads hardware counters on this GPU."""
+        """Returns what reads hardware counters on this GPU.  Raises EvoError after `close`."""
         with self._asking:
+            if self._closed:
+                raise EvoError("the GPU's backends are closed: open another evaluator")
             if self._counters is None:
                 self._counters = CounterReader(self._facts["uuid"])
             return self._counters
 
     def close(self) -> None:
+        with self._asking:
+            self._closed = True
         for opened in (self._eager, self._counters):
             if opened is not None:
                 opened.close()
