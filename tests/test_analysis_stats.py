@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats as scipy_stats
+import scipy
 
 from analysis import stats
 
@@ -27,7 +27,7 @@ def test_many_pairs_are_sampled_and_the_same_each_time() -> None:
     differences = [0.1 * x for x in DARWIN] * 2
     p = stats.sign_flips(differences, seed=3)
     assert p == stats.sign_flips(differences, seed=3)
-    theirs = scipy_stats.permutation_test(
+    theirs = scipy.stats.permutation_test(
         (np.asarray(differences),), np.mean, permutation_type="samples", n_resamples=20_000, vectorized=False,
         random_state=np.random.default_rng(0),
     )  # fmt: skip
@@ -38,10 +38,10 @@ def test_wilcoxon_is_that_of_scipy_and_of_its_published_example() -> None:
     # W = 24, p = 0.041 (scipy's documentation, after Darwin's data).
     assert stats.wilcoxon(DARWIN) == pytest.approx(0.041259765625)
     for alternative in ("less", "greater"):
-        theirs = scipy_stats.wilcoxon(DARWIN, alternative=alternative).pvalue
+        theirs = scipy.stats.wilcoxon(DARWIN, alternative=alternative).pvalue
         assert stats.wilcoxon(DARWIN, alternative=alternative) == pytest.approx(theirs)
     tied = [1.0, 1.0, -1.0, 2.0, 2.0, 0.0, 3.0, -2.0, 4.0, 4.0]
-    theirs = scipy_stats.wilcoxon([d for d in tied if d], method=scipy_stats.PermutationMethod(n_resamples=10_000))
+    theirs = scipy.stats.wilcoxon([d for d in tied if d], method=scipy.stats.PermutationMethod(n_resamples=10_000))
     assert stats.wilcoxon(tied) == pytest.approx(theirs.pvalue)
 
 
@@ -60,7 +60,7 @@ def test_a12_counts_pairs() -> None:
     first, second = rng.integers(0, 9, 13).tolist(), rng.integers(2, 11, 8).tolist()
     wins = sum((x > y) + 0.5 * (x == y) for x, y in itertools.product(first, second))
     assert stats.a12(first, second) == pytest.approx(wins / (13 * 8))
-    u = scipy_stats.mannwhitneyu(first, second).statistic
+    u = scipy.stats.mannwhitneyu(first, second).statistic
     assert stats.a12(first, second) == pytest.approx(u / (13 * 8))
     assert [stats.magnitude(a) for a in (0.5, 0.45, 0.56, 0.35, 0.2, 1.0)] == [
         "negligible", "negligible", "small", "medium", "large", "large",
@@ -69,7 +69,7 @@ def test_a12_counts_pairs() -> None:
 
 def test_means_and_areas() -> None:
     assert stats.geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
-    assert stats.geometric_mean([1.3, 2.7, 0.4]) == pytest.approx(scipy_stats.gmean([1.3, 2.7, 0.4]))
+    assert stats.geometric_mean([1.3, 2.7, 0.4]) == pytest.approx(scipy.stats.gmean([1.3, 2.7, 0.4]))
     assert stats.area_under([1.0, 2.0, 4.0, 4.0], 4.0) == pytest.approx((0 + 0.5 + 1 + 1) / 4)
     assert stats.area_under([3.0, 3.0], 3.0) == pytest.approx(1.0)
     assert stats.area_under([1.0, 1.0], 1.0) == 0.0
@@ -91,7 +91,7 @@ def test_pass_at_k_is_the_chance_of_a_draw() -> None:
 
 def test_one_group_gives_scipys_bootstrap_interval() -> None:
     values = np.random.default_rng(5).normal(size=40)
-    theirs = scipy_stats.bootstrap((values,), np.mean, method="percentile", random_state=np.random.default_rng(0))
+    theirs = scipy.stats.bootstrap((values,), np.mean, method="percentile", random_state=np.random.default_rng(0))
     mine = stats.interval([values])
     assert mine == pytest.approx(tuple(theirs.confidence_interval), abs=0.02)
     assert mine == stats.interval([values]) != stats.interval([values], seed=1)

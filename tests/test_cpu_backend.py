@@ -378,27 +378,26 @@ def test_what_compiling_may_take_is_measured_by_the_seed(evaluators, monkeypatch
         assert evaluator.prepare().verdict is Verdict.OK
 
 
-def test_a_fault_ends_the_evaluation_of_one_candidate_alone(monkeypatch):
+def test_a_fault_ends_the_evaluation_of_one_candidate_alone(evaluators, monkeypatch):
     """And is not what is known of it: another time it may go well."""
-    with CpuEvaluator(load_task("softmax"), get_target("sm_90")) as evaluator:
-        evaluator.prepare()
-        candidate = Candidate("UNUSED = 1\n" + evaluator.task.seed_source)
+    evaluator = evaluators("softmax")
+    candidate = Candidate("UNUSED = 3\n" + evaluator.task.seed_source)  # which nothing is known of
 
-        def fail(*args):
-            raise RecursionError("too deep")
+    def fail(*args):
+        raise RecursionError("too deep")
 
-        with monkeypatch.context() as patched:
-            patched.setattr(evaluator._front_end, "collect", fail)
-            found = evaluator.evaluate(candidate, seed=1, known={})
-            assert (found.verdict, found.stage) == (Verdict.INFRASTRUCTURE, "record")
-            assert re.fullmatch(r"RecursionError: too deep \(raised in test_cpu_backend\.py, line \d+\)", found.message)
-            assert evaluator.plan_hash(candidate.source) == ""
-            assert evaluator.screen([candidate.source]) == [None]
-        with monkeypatch.context() as patched:
-            patched.setattr(evaluator._backend, "evaluate", fail)
-            found = evaluator.evaluate(candidate, seed=1, known={})
-            assert (found.verdict, found.stage) == (Verdict.INFRASTRUCTURE, "verify")
-        assert evaluator.evaluate(candidate, seed=1, known={}).verdict is Verdict.OK
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluator._front_end, "collect", fail)
+        found = evaluator.evaluate(candidate, seed=1, known={})
+        assert (found.verdict, found.stage) == (Verdict.INFRASTRUCTURE, "record")
+        assert re.fullmatch(r"RecursionError: too deep \(raised in test_cpu_backend\.py, line \d+\)", found.message)
+        assert evaluator.plan_hash(candidate.source) == ""
+        assert evaluator.screen([candidate.source]) == [None]
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluator._backend, "evaluate", fail)
+        found = evaluator.evaluate(candidate, seed=1, known={})
+        assert (found.verdict, found.stage) == (Verdict.INFRASTRUCTURE, "verify")
+    assert evaluator.evaluate(candidate, seed=1, known={}).verdict is Verdict.OK
 
 
 @pytest.mark.parametrize("part", ["_front_end.collect", "_backend.prepare"])

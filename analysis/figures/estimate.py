@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from scipy.stats import spearmanr
+import scipy
 
 from analysis.figures.suites import Rows, csv_rows
 from analysis.figures.text import Figures, table
@@ -35,7 +35,8 @@ def estimate(folder: Path) -> Figures:
 
 def _coefficient(rows: Rows) -> float:
     """Returns Spearman's coefficient of estimated and measured times."""
-    return float(spearmanr(_column(rows, "estimate_us"), [1 / s for s in _column(rows, "speedup")]).statistic)
+    times = [1 / s for s in _column(rows, "speedup")]
+    return float(scipy.stats.spearmanr(_column(rows, "estimate_us"), times).statistic)
 
 
 def _column(rows: Rows, name: str) -> list[float]:

@@ -9,6 +9,7 @@ which addresses a kernel uses.  So if an earlier launch computes addresses or lo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -103,11 +104,12 @@ class _Tracer:
         kernel = get_kernel(self._kernels, launch.kernel, launch.line)
         args = {name: self._argument(value) for name, value in config.args.items()}
 
+        @functools.cache  # neighbours, partners and corners have programs in common
+        def counted(number: int, brief: bool) -> Counter:
+            return self._interpreter.count(kernel, args, config.grid, position(number, config.grid), brief=brief)
+
         def count(numbers: Iterable[int], brief: bool = False) -> dict[int, Counter]:
-            return {
-                n: self._interpreter.count(kernel, args, config.grid, position(n, config.grid), brief=brief)
-                for n in numbers
-            }
+            return {n: counted(n, brief) for n in numbers}
 
         programs = math.prod(config.grid)
         weights = places(config.grid, self._samples)

@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from elftools.elf.elffile import ELFFile
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 from triton.errors import TritonError
+from triton.runtime import cache as triton_cache
 from triton.runtime import driver
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction, MockTensor
@@ -186,16 +188,18 @@ def _stand_in(value: Any, kernels: Mapping[str, JITFunction]) -> Any:
 @contextlib.contextmanager
 def _compiling_for(target: Target, cache: Path, scratch: Path) -> Iterator[None]:
     """Makes Triton compile for `target`, and write its files to `cache` and `scratch` only."""
-    before, folder = driver._active, tempfile.tempdir
+    before, folder, name = driver._active, tempfile.tempdir, triton_cache.triton_key
     cache.mkdir(parents=True, exist_ok=True)
     driver.set_active(_Device(target))  # type: ignore[arg-type]
     tempfile.tempdir = str(scratch)
+    # Triton names itself by a hash of all its files, 500 MB.  Its version says the same here.
+    triton_cache.triton_key = lambda: triton.__version__
     try:
         with knobs.cache.scope():
             knobs.cache.dir = str(cache)
             yield
     finally:
-        driver._active, tempfile.tempdir = before, folder
+        driver._active, tempfile.tempdir, triton_cache.triton_key = before, folder, name
 
 
 @contextlib.contextmanager

@@ -29,12 +29,10 @@ from fitness.interpreter.conflicts import ConcurrentMemory, Conflicts
 from fitness.interpreter.delegation import WriteTracker
 from fitness.interpreter.interpreter import Interpreter, Program, programs_of
 from fitness.interpreter.spans import Spans
-from fitness.interpreter.stores import StoreBlock, position
+from fitness.interpreter.stores import LEFT_BYTES, ROW_BYTES, StoreBlock, position
 from fitness.interpreter.validity import Missing, Validity
 from fitness.sandbox.jobs import JobError
 
-LEFT_BYTES = 8 << 20  # size of the file that a sampled run writes.
-ROW_BYTES = 24  # of one row in it, which says which bytes follow.
 ATTEMPTS = 4  # launches in a chain, each of which needs programs of the one before.
 MOST_PROGRAMS = 256  # programs that are added for one program.
 MOST_COST = 6000.0  # of all programs that are added (`LaunchWork.cost`).

@@ -19,6 +19,8 @@ from fitness.interpreter.spans import Spans
 Grid = tuple[int, int, int]
 MOST_INTERVALS, MOST_UNITED = 1 << 14, 1 << 20  # of one block, and of the blocks of all programs.
 MOST_GRID = 1 << 21  # programs of a grid that is searched.
+LEFT_BYTES = 8 << 20  # size of the file that a sampled run writes.
+ROW_BYTES = 24  # of one row in it, which says which bytes follow.
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ _MODULES = {
     "eager": "fitness.certify.eager",
 }
 
+PIPE_BYTES = 1 << 16  # what a pipe holds; for a larger piece, memory would be cleared that is not used.
 WORDS_BYTES = 4096  # kept of stdout and stderr: the last bytes, which hold the message of an assertion in C++.
 _FRAME = struct.Struct("!II")
 # Children have a lower priority than the driver and the runners: no timing is to wait for a compiler.
@@ -250,7 +251,7 @@ class _Server:
     def _read_pipe(self, child: _Child, fd: int) -> bool:
         """Reads a piece of what is in one of the child's pipes; False if there is nothing, or too much."""
         try:
-            piece = os.read(fd, 1 << 20)
+            piece = os.read(fd, PIPE_BYTES)
         except BlockingIOError:
             return False
         if not piece:

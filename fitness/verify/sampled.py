@@ -31,8 +31,7 @@ from fitness.estimate.launch_trace import LaunchWork
 from fitness.frontend.memory import DTYPES, Layout
 from fitness.frontend.plan import ITEMSIZE, Copy, Fill, Launch, LaunchPlan, Op, PlanError, TensorRef, to_json
 from fitness.frontend.stages import Stop, expect_ok
-from fitness.interpreter.job import LEFT_BYTES, ROW_BYTES
-from fitness.interpreter.stores import Grid, StoreBlock
+from fitness.interpreter.stores import LEFT_BYTES, ROW_BYTES, Grid, StoreBlock
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import LeftError, opened
 from fitness.sandbox.zygote import Zygote
