@@ -235,16 +235,16 @@ def test_counters_that_are_denied_are_asked_for_once(gemv, monkeypatch):
     evaluator, candidate, evaluation = gemv
     asked: list[str] = []
 
-    def denied(task, work, case, *, gpu):
+    def denied(reader, task, bundle, case):
         asked.append(case)
         raise NoCounters("no permission (ERR_NVGPUCTRPERM)")
 
-    monkeypatch.setattr(gpu_backend, "counters", denied)
+    monkeypatch.setattr(gpu_backend.CounterReader, "read", denied)
     monkeypatch.setattr(gpu_backend, "measuring", lambda target, index: target)
     monkeypatch.setattr(gpu_backend.Runner, "idle", lambda runner: nullcontext())  # its process needs a GPU
     monkeypatch.setattr(gpu_backend.GpuBackend, "environment", GPU)
     with gpu_backend.GpuEvaluator(evaluator.task, H200, zygote=evaluator._own_zygote) as on_gpu:
-        on_gpu._backend._facts = {"uuid": "GPU-0"}
+        on_gpu._backend._gpu._facts = {"uuid": "GPU-0"}
         profiles = [
             on_gpu.profile(candidate, dataclasses.replace(measured(evaluation), plan_hash=h)) for h in ("one", "two")
         ]
