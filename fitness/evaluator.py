@@ -80,12 +80,9 @@ class BackendResult:
 class SeedError(TaskError):
     """The seed kernel of a task does not pass it; `verdict` says how it failed."""
 
-    def __init__(self, task: Task, verdict: Verdict, stage: str, message: str) -> None:
-        super().__init__(
-            f"task {task.name!r}: its own kernel.py must pass before a search makes sense, but it was found "
-            f"{verdict} at stage {stage}: {message}. {on_failing_seed(task, verdict, message)}"
-        )
-        self.verdict = verdict
+    def __init__(self, message: str, verdict: Verdict = Verdict.WRONG) -> None:
+        super().__init__(message)
+        self.verdict = verdict  # a copy of it in another process is made from the message, and gets this after
 
 
 def _seed_error(task: Task, verdict: Verdict, stage: str, message: str) -> EvoError:
@@ -95,7 +92,13 @@ def _seed_error(task: Task, verdict: Verdict, stage: str, message: str) -> EvoEr
             f"task {task.name!r}: expected to time its baseline, {task.timed_against.text}, but it was found "
             f"{verdict} at stage {stage}: {message}"
         )
-    return no_space() if NO_SPACE in message else SeedError(task, verdict, stage, message)
+    if NO_SPACE in message:
+        return no_space()
+    return SeedError(
+        f"task {task.name!r}: its own kernel.py must pass before a search makes sense, but it was found {verdict} at "
+        f"stage {stage}: {message}. {on_failing_seed(task, verdict, message)}",
+        verdict,
+    )
 
 
 class CandidateBuilder(Protocol):

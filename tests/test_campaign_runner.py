@@ -144,7 +144,7 @@ def test_why_a_search_failed_is_one_line(opened: list[CliEvaluator], campaign: C
         yield added(campaign, BROKEN)
 
     def fails(task: Any) -> Any:
-        raise SeedError(task, Verdict.COMPILE_ERROR, "compile", "line 3: K / 4\n  in `static_assert`")
+        raise SeedError(f"task {task.name!r}: line 3: K / 4\n  in `static_assert`", Verdict.COMPILE_ERROR)
 
     search = CampaignRun(BROKEN, "full", 0)
     assert why_failed(campaign.folder, search) == ""

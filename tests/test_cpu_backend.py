@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import re
 import tempfile
 from contextlib import closing
@@ -14,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from evo.core.errors import EvoError, TaskError
+from evo.core.errors import EvoError
 from evo.core.records import Candidate, Verdict, score
 from evo.storage.queries import RunReader
 from fitness import candidate as compiled
 from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.cpu_backend import CpuEvaluator
+from fitness.evaluator import SeedError
 from fitness.frontend.target import get_target
 from fitness.tasks.task import load_task, task_names
 from tests import gpu_sources as sources
@@ -439,6 +441,8 @@ def test_a_task_with_a_wrong_seed_is_refused(tmp_path):
     (tmp_path / "kernel.py").write_text(wrong, encoding="utf-8")
     with (
         CpuEvaluator(load_task(str(tmp_path)), get_target("sm_90")) as evaluator,
-        pytest.raises(TaskError, match="verify"),
+        pytest.raises(SeedError, match="verify") as raised,
     ):
         evaluator.prepare()
+    copied = pickle.loads(pickle.dumps(raised.value))  # as another process gets it
+    assert (str(copied), copied.verdict) == (str(raised.value), Verdict.WRONG)
