@@ -16,12 +16,12 @@ PEERS_OUT ?= runs/peers
 run: $(VENV)/.installed
 	$(BIN)/python -m evo run --budget $(BUDGET)
 
-# On two cores three more processes work while others wait; with two threads of PyTorch each they would wait for each other.
+# On two cores two more processes work while others wait; with two threads of PyTorch each they would wait for each other.
 # Files are given out in the order of tests/conftest.py.  Processes that tests start find modules compiled.
 # Large tensors take large pages, where Linux gives them on request: to get small ones takes longer than to compute them.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= GLIBC_TUNABLES=glibc.malloc.hugetlb=1 \
-	  $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder tests
+	  $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder tests
 
 # The whole flow with a real server of a tiny random model, made here; nothing but packages is downloaded.
 test-server: $(SERVER)/.installed
