@@ -174,6 +174,15 @@ def test_the_process_of_the_next_plan_is_started_ahead(install, reader, tmp_path
     assert len(list(tmp_path.glob("started-*"))) == 3  # nothing is started after the end
 
 
+def test_a_process_that_failed_while_it_waited_is_replaced(install, reader, tmp_path):
+    once = f"""[ -e '{tmp_path}/failed' ] || {{ touch '{tmp_path}/failed'; echo CUDA out of memory; exit 1; }}\n"""
+    shebang, _, rest = tool_that_writes(TABLE.read_text(), tmp_path).partition("\n")
+    install(f"{shebang}\n{once}{rest}")
+    reader.start()
+    assert wait_until(lambda: reader._next.ended)
+    assert reader.read(*NO_PLAN) == parse(TABLE.read_text())[1:]
+
+
 def test_a_process_that_waits_ends_with_the_one_that_started_it(install, tmp_path):
     install(WAITING)
     tool = ncu.find_tool("ncu")

@@ -91,6 +91,9 @@ class CounterReader:
             self._start()
 
     def _start(self) -> _Replay:
+        if self._next is not None and self._next.ended:  # while it waited, as for lack of memory
+            self._next.close()
+            self._next = None
         if self._next is None:
             tool = "" if self._closed else find_tool("ncu")
             if not tool:
@@ -158,7 +161,7 @@ class _Replay:
         """Sends the plan once the process asks for it, unless it ends before."""
         end = time.monotonic() + MOST_S
         self._listener.settimeout(POLL_S)
-        while self._process.poll() is None and time.monotonic() < end:
+        while not self.ended and time.monotonic() < end:
             with contextlib.suppress(TimeoutError):
                 connection, _ = self._listener.accept()
                 with connection, contextlib.suppress(ConnectionError):  # it ended: its exit code says how
@@ -166,8 +169,12 @@ class _Replay:
                     connection.sendall(plan)
                 return
 
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
     def kill(self) -> None:
-        if self._process.poll() is None:  # else its number may be another's
+        if not self.ended:  # else its number may be another's
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
