@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis import baselines
 from analysis.baselines import BEST, NAMES, SEED, BaselineRow
-from analysis.figures.text import Figures, geometric, table, times
+from analysis.figures.text import Figures, geometric, percent, table, times
 from analysis.stats import geometric_mean
 
 
@@ -22,9 +22,9 @@ def beside(folder: Path) -> Figures:
     over = {name: [r for found in by_task.values() if (r := _over(found, name)) is not None] for name in NAMES}
     return {
         "tasks": str(len(by_task)),
-        "seed-attained": _share(statistics.median(attained[SEED])),
-        "attained": _share(statistics.median(attained[BEST])),
-        "least-attained": _share(min(attained[BEST])),
+        "seed-attained": percent(statistics.median(attained[SEED])),
+        "attained": percent(statistics.median(attained[BEST])),
+        "least-attained": percent(min(attained[BEST])),
         "over-eager": geometric(over["eager"]),
         "over-compile": geometric(over["torch.compile"]),
         "over-library": geometric(over["library"]),
@@ -40,7 +40,7 @@ def beside(folder: Path) -> Figures:
 
 def _line(task: str, rows: Sequence[BaselineRow]) -> list[str]:
     ratios = [_over(rows, name) for name in NAMES]
-    shares = [_share(_attained(rows, kernel)) for kernel in (SEED, BEST)]
+    shares = [percent(_attained(rows, kernel)) for kernel in (SEED, BEST)]
     return [task, *shares, *("none" if ratio is None else times(ratio) for ratio in ratios)]
 
 
@@ -54,7 +54,3 @@ def _over(rows: Sequence[BaselineRow], name: str) -> float | None:
     """Returns the geometric mean over the cases of a baseline's time over the best kernel's, None without times."""
     ratios = [row.ratio for row in rows if row.kernel == BEST and row.baseline == name and not row.error]
     return geometric_mean(ratios) if ratios else None
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.0f} %"

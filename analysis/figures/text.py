@@ -17,7 +17,7 @@ def share(count: int, of: int) -> str:
     return f"{percent(count, of)} [{100 * low:.0f} %, {100 * high:.0f} %]"
 
 
-def percent(count: int, of: int) -> str:
+def percent(count: float, of: float = 1.0) -> str:
     return f"{100 * count / of:.0f} %"
 
 
