@@ -11,6 +11,7 @@ import torch
 
 import fitness.frontend.rules
 from evo.core.records import Case
+from fitness.briefing import inputs
 from fitness.briefing.allowed import allowed, rules, task_lines
 from fitness.briefing.facts import hardware_facts, reference_source, task_facts
 from fitness.briefing.inputs import Arguments
@@ -101,6 +102,24 @@ def test_strides_and_unaligned_rows_are_named(made):
 def test_values_are_described_as_they_are_drawn(made, drawn, words):
     task = made(f"x = torch.rand(N, generator=generator, device=generator.device)\n    return ({drawn},)")
     (line,) = Arguments(task).value_lines()
+    assert re.fullmatch(f"x: {words}", line), line
+
+
+@pytest.mark.parametrize(
+    ("drawn", "words"),
+    [
+        ("x", r"from 0 to N - 1, each at most once"),
+        ("x.index_fill(0, torch.tensor(1), 1)", r"from 0 to N - 1"),  # one number is there twice
+        ("(x == x.max()).int() + 2 * (x % 2)", r"only 0, 2, [13]"),  # one element has the third
+        ("(x % 4)", r"from 0 to 3"),
+    ],
+)
+def test_of_large_tensors_too_every_number_counts(made, drawn, words):
+    """Most of what is asked is known from some evenly spread elements, which hold none of the rare ones."""
+    large = f"N = {4 * inputs.SAMPLE}\n    x = torch.randperm(N, generator=generator, device=generator.device)"
+    (line,) = Arguments(
+        made(f"{large}\n    return ({drawn},)", f"[Case('a', {{'N': {4 * inputs.SAMPLE}}})]")
+    ).value_lines()
     assert re.fullmatch(f"x: {words}", line), line
 
 

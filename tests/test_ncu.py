@@ -92,6 +92,14 @@ def test_clocks_are_left_alone_and_only_the_replay_is_profiled():
     assert "fitness.profile.ncu_replay" in command
 
 
+def test_of_the_memory_tables_only_what_a_profile_uses_is_asked_for():
+    """All of them take as long to read as everything else."""
+    command = command_line("/usr/bin/ncu", Path("/tmp/log"), [])
+    assert "MemoryWorkloadAnalysis" in command and "MemoryWorkloadAnalysis_Tables" not in command
+    asked = command[command.index("--metrics") + 1].split(",")
+    assert readings(dict.fromkeys(asked, 8.0), {}) == {"sector": 8.0, "conflicts": 1.0}
+
+
 NO_PLAN = ("softmax", LaunchBundle({}, {}, {}), "square")
 
 

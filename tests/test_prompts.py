@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
+import threading
 
 import pytest
 
@@ -88,6 +90,18 @@ def captured(tmp_path_factory):
         outcome = SuiteChecker(tasks, get_target("sm_90"), zygote).check(sources(root)[0])
     assert outcome.verified, outcome.reason
     return load_task(tasks / "both")
+
+
+def test_what_a_run_s_prompts_share_is_made_before_the_first_is_asked_for():
+    """Drawing inputs takes seconds, and the seed kernel is profiled meanwhile."""
+    drawn, task = threading.Event(), load_task("softmax")
+
+    def inputs(case, generator):
+        drawn.set()
+        return task.inputs(case, generator)
+
+    prompt_context(info(triton="3.8.0"), dataclasses.replace(task, inputs=inputs))
+    assert drawn.wait(60)
 
 
 @pytest.mark.parametrize("name", task_names())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import metadata
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -176,17 +177,24 @@ def prompt_context(info: RunInfo, task: Task) -> Callable[..., LlmContext]:
     All of it is from the store and the task's files, nothing from this machine: a prompt is the same wherever the run
     is made again.  Its argument `evaluated` says whether a trial was evaluated before; only then is known what
     evaluates.  Until then the GPU is the one that the target's name stands for, and the version of Triton is unknown.
+    The common part draws inputs, which takes seconds: it is made in the background, while the seed kernel is profiled.
     """
     from fitness.briefing.allowed import allowed, rules
     from operators.llm.base import LlmContext
 
-    @functools.cache
-    def common(evaluated: bool) -> dict[str, Any]:
+    background = ThreadPoolExecutor(1, thread_name_prefix="facts")
+
+    def made(evaluated: bool) -> dict[str, Any]:
         return {"rules": rules(task), "allowed": allowed()} | _facts(info, task, evaluated)
 
-    def context(*, evaluated: bool, **own: Any) -> LlmContext:
-        return LlmContext(**common(evaluated), evaluated=evaluated, **own)
+    @functools.cache
+    def common(evaluated: bool) -> Future[dict[str, Any]]:
+        return background.submit(made, evaluated)
 
+    def context(*, evaluated: bool, **own: Any) -> LlmContext:
+        return LlmContext(**common(evaluated).result(), evaluated=evaluated, **own)
+
+    common(bool(info.environment))
     return context
 
 

@@ -190,7 +190,7 @@ def _integers(values: Sequence[tuple[Case, torch.Tensor]]) -> str:
     least, most = (pick(int(pick_of(v)) for _, v in values) for pick, pick_of in ((min, torch.min), (max, torch.max)))
     if least == most:
         return f"all {least}"
-    distinct = sorted({x for _, v in values for x in v.unique()[: SEVERAL + 1].tolist()})
+    distinct = sorted({x for _, v in values for x in _few(v)})
     if len(distinct) <= SEVERAL:
         text = "only " + ", ".join(map(str, distinct))
     else:
@@ -202,9 +202,22 @@ def _integers(values: Sequence[tuple[Case, torch.Tensor]]) -> str:
         text += f", {100 * missing:.2g} % are -1"
     if all(bool((v[1:] >= v[:-1]).all()) for _, v in values):
         text += ", ascending"
-    if all(u.numel() > 1 and len(u.unique()) == u.numel() for u in used):
+    if all(u.numel() > 1 and _all_differ(u) for u in used):
         text += ", each at most once"
     return text
+
+
+def _few(v: torch.Tensor) -> list[int]:
+    """Returns the different values of a tensor; of more than `SEVERAL` only one more than that."""
+    some = _sample(v).unique()  # to sort all of a large tensor takes a second
+    found = some if len(some) > SEVERAL else v.unique()
+    return found[: SEVERAL + 1].tolist()  # type: ignore[no-any-return]
+
+
+def _all_differ(v: torch.Tensor) -> bool:
+    """Returns whether no value of a tensor is there twice."""
+    some = _sample(v)
+    return len(some.unique()) == len(some) and (len(some) == len(v) or len(v.unique()) == len(v))
 
 
 def _axis_above(values: Sequence[tuple[Case, torch.Tensor]]) -> str:

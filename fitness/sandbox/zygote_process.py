@@ -58,6 +58,7 @@ WORDS_BYTES = 4096  # kept of stdout and stderr: the last bytes, which hold the 
 _FRAME = struct.Struct("!II")
 # Children have a lower priority than the driver and the runners: no timing is to wait for a compiler.
 NICE = 10
+COLLECTED_AFTER = 5000  # new objects after which a child looks for garbage; it is short-lived, and leaves little
 BUSY = 0.05  # share of a core: a job that used less waits for something other than a core.
 WEIGH_S = 0.1  # seconds between two measurements of a job's files, plus ten times what one measurement takes.
 MOST_FILES = 20_000  # in a job's folder: a compiler leaves about ten for each configuration.
@@ -396,6 +397,7 @@ def main(arguments: list[str]) -> None:
             module.warm_up({name: each.job for name, each in modules.items()}, target)
     preload()
     gc.freeze()  # otherwise a child's garbage collector touches, and so copies, every page of the zygote
+    gc.set_threshold(COLLECTED_AFTER)
     gc.enable()
     server = _Server(sock, modules)
     send_frame(sock, {"ready": time.monotonic() - started, "layers": available_layers()})
