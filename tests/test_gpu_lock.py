@@ -91,9 +91,21 @@ def test_a_turn_is_lent_and_taken_again(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="oops"), turn.lent():
             raise ValueError("oops")
         assert not is_free("GPU-1", tmp_path)
-        with turn.held(), turn.lent():  # it was taken twice: somebody relies on it
-            assert not is_free("GPU-1", tmp_path)
+        for again in (True, False):
+            with turn.held(), turn.lent(again):  # it was taken twice: somebody relies on it
+                assert not is_free("GPU-1", tmp_path)
+        assert not is_free("GPU-1", tmp_path)
     assert is_free("GPU-1", tmp_path)
+
+
+def test_a_turn_may_be_given_up_before_its_end(tmp_path: Path) -> None:
+    turn = GpuLock("GPU-1", tmp_path)
+    with turn.held():
+        with turn.lent(again=False):
+            assert is_free("GPU-1", tmp_path)
+        assert is_free("GPU-1", tmp_path)
+    with turn.held():
+        assert not is_free("GPU-1", tmp_path)
 
 
 def test_who_lent_a_turn_waits_for_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fitness.frontend.target import narrowest_rate
 from fitness.gpu import fingerprint
 from fitness.gpu.autotune import select
 from fitness.gpu.baselines import KINDS, Baseline, called, names, reason
-from fitness.gpu.eager_check import Aside, Match, Planned, compare_answer, write
+from fitness.gpu.eager_check import Match, Planned, compare_answer, write
 from fitness.gpu.paired_benchmark import PairedBenchmark, SeedTimes
 from fitness.gpu.program import Program
 from fitness.gpu.programs import Loaded, Programs
@@ -43,12 +43,17 @@ MATMUL_HEADROOM = 1.25  # of the peak over the measured rate, with bfloat16
 LOOK_PAIRS, LOOK_MARGIN = 6, 1.02
 
 
+Lend = Callable[[bool], contextlib.AbstractContextManager[None]]  # see `fitness.gpu.gpu_lock.GpuLock.lent`
+
+
+def _unshared(again: bool) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 class Benchmark:
     """Measures plans of one task on one GPU. Use it within `torch.cuda.stream(bench.stream)`."""
 
-    def __init__(
-        self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping, lent: Aside = contextlib.nullcontext
-    ) -> None:
+    def __init__(self, task: Task, index: int, facts: DeviceFacts, stopping: Stopping, lent: Lend = _unshared) -> None:
         """lent: entered while this process does without the GPU; others may have it then."""
         device = torch.device("cuda", index)
         for own in (compare, fingerprint):
@@ -63,7 +68,7 @@ class Benchmark:
         device: torch.device,
         facts: DeviceFacts,
         timer: Timer,
-        lent: Aside = contextlib.nullcontext,
+        lent: Lend = _unshared,
     ) -> None:
         self.task, self.device, self.facts, self.timer, self._lent = task, device, facts, timer, lent
         self.programs = Programs(task, device)
@@ -205,20 +210,20 @@ class Benchmark:
     def draw(self, cases: Sequence[Case], seed: str, folder: str) -> list[list[dict[str, Any]]]:
         """Draws fresh arguments of each case into files of `folder` and returns their descriptions.
 
-        Gives back what memory it can: another process is about to need the device.
+        Gives back what memory it can: another process is about to need the device.  So it does not wait for it again.
         """
         drawn = [self.programs.inputs(case, oracle.key_of(seed)) for case in cases]
-        with self._aside():
+        with self._aside(again=False):
             described = [write(arguments, Path(folder) / f"{n}.in") for n, arguments in enumerate(drawn)]
             del drawn
             torch.cuda.empty_cache()
         return described
 
     @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
+    def _aside(self, again: bool = True) -> Iterator[None]:
         """Lets others use the GPU: files of gigabytes are written or read meanwhile."""
         torch.cuda.current_stream().synchronize()
-        with self._lent():
+        with self._lent(again):
             yield
 
     def compare(

@@ -40,15 +40,18 @@ class GpuLock:
         self.depth += 1
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
-        """Lets other processes have the lock meanwhile, and waits for it then; not if it was taken more than once."""
+    def lent(self, again: bool = True) -> Iterator[None]:
+        """Lets other processes have the lock meanwhile; not if it was taken more than once.
+
+        again: whether to wait for it then; it is given up if what follows does not use the GPU.
+        """
         once = self.depth == 1
         if once:
             self.leave()
         try:
             yield
         finally:
-            if once:
+            if once and again:
                 self.take()
 
     def leave(self) -> None:
