@@ -212,9 +212,13 @@ def test_searches_of_the_same_code_share_a_row_and_equal_kernels_have_one_a_size
     head = "case,us,launches_per_sample,comparisons,counted,counted_and_at_least_5_percent,interval_excludes_1"
     row = "rows-64,1.93,32,600,3,0,88,1.0138,0.9849,0.9972,1.0086,28.9"
     (tmp_path / "same.csv").write_text(f"{head},noise_floor,least,median,greatest,pairs\n{row}\n")
-    campaign = ("a,X,0,2,100,50.0,whole,", "b,X,0,2,100,20.0,whole,1.01")
+    campaign = ("a,X,4,0,2,100,50.0,whole,", "b,X,4,0,2,100,20.0,whole,1.01")
     (tmp_path / "campaign.csv").write_text(
-        "\n".join(["code,gpu,seed,kernels,candidates,wall_s,ended,best_over_old", *campaign])
+        "\n".join(["code,gpu,processes,seed,kernels,candidates,wall_s,ended,best_over_old", *campaign])
+    )
+    allocation = ("a,32,1.5,16,1.2", "b,32,1,50,1.005", "c,32,2,30,8")
+    (tmp_path / "allocation.csv").write_text(
+        "\n".join(["kernel,candidates_equal,best_equal,candidates_headroom,best_headroom", *allocation])
     )
     (tmp_path / "answers.csv").write_text(
         "code,kernel,estimates_an_answer,answers,judged,first_question_s,last_verdict_s\na,k,12,4,0,15.6,\n"
@@ -225,9 +229,15 @@ def test_searches_of_the_same_code_share_a_row_and_equal_kernels_have_one_a_size
         "| t | new | 0 | 2 | 150 | 6.75 (6.50 to 7.00) | 150 | 45 (40 to 50) | 6.75 (6.50 to 7.00) |",
     ]
     assert figures["campaign"].splitlines()[2:] == [
-        "| a | 0 | 2 | 100 | 50 | 2.00 | whole | 1 |",
-        "| b | 0 | 2 | 100 | 20 | 5.00 | whole | 1.01 |",
+        "| X | a | 4 | 0 | 2 | 100 | 50 | 2.00 | whole | 1 |",
+        "| X | b | 4 | 0 | 2 | 100 | 20 | 5.00 | whole | 1.01 |",
     ]
+    assert [line.split(" [")[0] for line in figures["allocation"].splitlines()[2:]] == [
+        "| equal | 3 | 96 | 1.44×",
+        "| headroom | 3 | 96 | 2.13×",
+    ]
+    assert figures["allocation.ratio"].startswith("1.48×") and figures["allocation.rest"].startswith("0.90×")
+    assert [figures[f"allocation.{name}"] for name in ("better", "worse", "widest")] == ["1", "1", "c"]
     assert figures["answers"].splitlines()[2:] == ["| a | k | 12 | 0 of 4 | 15.6 | none |"]
     assert figures["same"].splitlines()[2:] == [
         "| 1.93 µs | 32 | 0.985 / 0.997 / 1.009 | 1.014 | 600 | 3 (0.5 %) | 0 |"

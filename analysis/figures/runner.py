@@ -1,20 +1,24 @@
-"""Computes the figures of the runner on a GPU: whole searches with it, and a kernel compared with itself."""
+"""Computes the figures of the runner on a GPU: whole searches and campaigns, and a kernel compared with itself."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.figures.suites import Rows, csv_rows
-from analysis.figures.text import Figures, table
+from analysis.figures.text import Figures, geometric, table
+
+NOTABLE = 1.01  # times as fast
 
 
 def runner(folder: Path) -> Figures:
     """Returns the tables of searches, campaigns and answers of models, and of comparisons of equal kernels."""
     makers = {"searches": _searches, "campaign": _campaign, "answers": _answers, "same": _same}
-    return {name: make(csv_rows(folder / f"{name}.csv")) for name, make in makers.items()}
+    tables = {name: make(csv_rows(folder / f"{name}.csv")) for name, make in makers.items()}
+    return tables | _allocation(csv_rows(folder / "allocation.csv"))
 
 
 def _searches(rows: Rows) -> str:
@@ -47,15 +51,38 @@ def _middle(values: Sequence[float], digits: int) -> str:
 
 def _campaign(rows: Rows) -> str:
     return table(
-        ("code", "seed", "kernels", "candidates", "s", "candidates/s", "ended", "best over that of the first code"),
+        (
+            "GPU", "code", "processes", "seed", "kernels", "candidates", "s", "candidates/s", "ended",
+            "best over that of the first code",
+        ),
         [
             [
-                r["code"], r["seed"], r["kernels"], r["candidates"], f"{float(r['wall_s']):.0f}",
-                f"{int(r['candidates']) / float(r['wall_s']):.2f}", r["ended"], r["best_over_old"] or "1",
+                *(r[name] for name in ("gpu", "code", "processes", "seed", "kernels", "candidates")),
+                f"{float(r['wall_s']):.0f}", f"{int(r['candidates']) / float(r['wall_s']):.2f}", r["ended"], r["best_over_old"] or "1",
             ]
             for r in rows
         ],
     )  # fmt: skip
+
+
+def _allocation(rows: Rows) -> Figures:
+    """Returns the figures of two campaigns of the same kernels: with equal budgets, and with budgets by headroom."""
+    kinds = ("equal", "headroom")
+    best = {kind: [float(row[f"best_{kind}"]) for row in rows] for kind in kinds}
+    counts = {kind: sum(int(row[f"candidates_{kind}"]) for row in rows) for kind in kinds}
+    ratios = [h / e for e, h in zip(best["equal"], best["headroom"], strict=True)]
+    widest = max(range(len(rows)), key=lambda at: abs(math.log(ratios[at])))
+    return {
+        "allocation": table(
+            ("budgets", "kernels", "candidates", "geometric mean"),
+            [[kind, str(len(rows)), str(counts[kind]), geometric(best[kind])] for kind in kinds],
+        ),
+        "allocation.ratio": geometric(ratios),
+        "allocation.better": str(sum(ratio > NOTABLE for ratio in ratios)),
+        "allocation.worse": str(sum(ratio < 1 / NOTABLE for ratio in ratios)),
+        "allocation.widest": rows[widest]["kernel"],
+        "allocation.rest": geometric([ratio for at, ratio in enumerate(ratios) if at != widest]),
+    }
 
 
 def _answers(rows: Rows) -> str:
