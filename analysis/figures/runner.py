@@ -58,7 +58,8 @@ def _campaign(rows: Rows) -> str:
         [
             [
                 *(r[name] for name in ("gpu", "code", "processes", "seed", "kernels", "candidates")),
-                f"{float(r['wall_s']):.0f}", f"{int(r['candidates']) / float(r['wall_s']):.2f}", r["ended"], r["best_over_old"] or "1",
+                f"{float(r['wall_s']):.0f}", f"{int(r['candidates']) / float(r['wall_s']):.2f}",
+                r["ended"], r["best_over_old"] or "1",
             ]
             for r in rows
         ],
