@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import functools
 import math
 import sys
 import tempfile
@@ -24,6 +25,7 @@ import triton.language as tl
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.runtime.jit import JITFunction
 
+from evo.core import syntax
 from evo.core.records import Verdict
 from fitness.frontend.memory import Layout
 from fitness.frontend.module import MODULE, compiled, entry_of, returned
@@ -140,8 +142,12 @@ def _reachable(launched: Iterable[JITFunction]) -> Iterator[JITFunction]:
 
 def _used_globals(kernel: JITFunction) -> list[str]:
     """Names in the kernel's source (body, defaults, annotations) that are globals of its module."""
-    names = {n.id for n in ast.walk(kernel.parse()) if isinstance(n, ast.Name)}
-    return sorted(names & kernel.__globals__.keys())
+    return sorted(_names(kernel.src) & kernel.__globals__.keys())
+
+
+@functools.cache  # each call executes the module anew: its text and its code are the same
+def _names(source: str) -> frozenset[str]:
+    return frozenset(n.id for n in ast.walk(syntax.parse(source)) if isinstance(n, ast.Name))
 
 
 def _check_body(kernel: JITFunction) -> None:
@@ -156,8 +162,13 @@ def _check_body(kernel: JITFunction) -> None:
 
 def _plain_in_body(kernel: JITFunction) -> list[str]:
     """Names of globals with plain Python values that the body uses, in order of use."""
-    used = [i.argval for i in dis.get_instructions(kernel.fn) if i.opname == "LOAD_GLOBAL"]
-    return [name for name in used if isinstance(kernel.__globals__.get(name), _PLAIN)]
+    return [name for name in _loaded(kernel.fn.__code__) if isinstance(kernel.__globals__.get(name), _PLAIN)]
+
+
+@functools.cache
+def _loaded(code: CodeType) -> tuple[str, ...]:
+    """Names of globals that code uses, in order of use."""
+    return tuple(i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL")
 
 
 def _line_of_use(kernel: JITFunction, name: str) -> int:
