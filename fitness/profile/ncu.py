@@ -1,7 +1,7 @@
 """Reads hardware counters of a plan's launches: NVIDIA Nsight Compute (`ncu`) over `fitness/profile/ncu_replay.py`.
 
-Whole sections are asked for, as chips differ in their metrics.  Of the section of memory tables single metrics are: all
-of it takes as long as the others together (on an H200 5 s of 10).  `READINGS` names the metrics that a profile uses.
+Whole sections are asked for, as chips differ in their metrics.  The section of memory tables would take as long as all
+others together (on an H200 5 s of 10): of it `METRICS` are asked for alone.  `READINGS` names what a profile uses.
 """
 
 from __future__ import annotations
