@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from evo.core.models import Model
 from evo.core.records import Build, Timing, Verdict
 from evo.core.settings import RunConfig
 from evo.search.assemble import prompt_context
@@ -94,13 +95,14 @@ def captured(tmp_path_factory):
 
 def test_what_a_run_s_prompts_share_is_made_before_the_first_is_asked_for():
     """Drawing inputs takes seconds, and the seed kernel is profiled meanwhile."""
-    drawn, task = threading.Event(), load_task("softmax")
+    drawn, task, run = threading.Event(), load_task("softmax"), info(triton="3.8.0")
 
     def inputs(case, generator):
         drawn.set()
         return task.inputs(case, generator)
 
-    prompt_context(info(triton="3.8.0"), dataclasses.replace(task, inputs=inputs))
+    asking = dataclasses.replace(run.config, models=(Model("m", "http://localhost:1/v1"),))
+    prompt_context(dataclasses.replace(run, config=asking), dataclasses.replace(task, inputs=inputs))
     assert drawn.wait(60)
 
 

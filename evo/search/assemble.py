@@ -194,7 +194,8 @@ def prompt_context(info: RunInfo, task: Task) -> Callable[..., LlmContext]:
     def context(*, evaluated: bool, **own: Any) -> LlmContext:
         return LlmContext(**common(evaluated).result(), evaluated=evaluated, **own)
 
-    common(bool(info.environment))
+    if info.config.models:  # A replay of a run by rules needs no prompts.
+        common(bool(info.environment))
     return context
 
 

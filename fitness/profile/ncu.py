@@ -34,8 +34,8 @@ METRICS = (
     *(f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared{kind}.sum" for kind in ("", "_op_ld", "_op_st")),
     *(f"smsp__inst_executed_op_shared{kind}.sum" for kind in ("", "_ld", "_st")),
 )  # fmt: skip
-WALL_S = 300.0  # on the GPU: each launch is replayed for each group of counters
-MOST_S = LOCK_S + 2 * WALL_S  # with the start of torch, which is slow under ncu, and waiting for the GPU
+WALL_S = 300.0  # on the GPU: each launch is replayed for each group of counters.
+MOST_S = LOCK_S + 2 * WALL_S  # with the start of torch, which is slow under ncu, and waiting for the GPU.
 POLL_S = 0.2
 
 # reading of `fitness.profile.profile` -> metrics that give it; a chip may lack some; the largest one counts.
