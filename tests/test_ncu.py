@@ -97,7 +97,7 @@ def test_of_the_memory_tables_only_what_a_profile_uses_is_asked_for():
     command = command_line("/usr/bin/ncu", Path("/tmp/log"), [])
     assert "MemoryWorkloadAnalysis" in command and "MemoryWorkloadAnalysis_Tables" not in command
     asked = command[command.index("--metrics") + 1].split(",")
-    assert readings(dict.fromkeys(asked, 8.0), {}) == {"sector": 8.0, "conflicts": 1.0}
+    assert readings(dict.fromkeys(asked, 8.0), {}) == {"sector": 8.0, "conflicts": 1.0, "dram_bytes": 16.0}
 
 
 NO_PLAN = ("softmax", LaunchBundle({}, {}, {}), "square")

@@ -357,6 +357,19 @@ def test_tensor_cores_that_round_float32_are_not_precise_enough(tmp_path):
 
 @pytest.mark.gpu
 @needs_gpu
+def test_a_seed_that_is_too_slow_to_be_timed_is_refused_at_once(tmp_path):
+    lab = Lab(tmp_path, seed=sources.CRAWLING)
+    try:
+        assert lab.baseline.verdict is Verdict.UNSUPPORTED, lab.baseline.message
+        assert "one execution of the seed kernel takes" in lab.baseline.message
+        assert "smaller sizes" in lab.baseline.message
+        assert lab.baseline.seconds < 60  # it would take a hundred executions to prepare it
+    finally:
+        lab.close()
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_a_seed_can_be_prepared_after_one_that_failed(tmp_path):
     lab = Lab(tmp_path, seed=sources.WRONG["zeros"][0])
     try:

@@ -24,6 +24,8 @@ from fitness.verify.compare import bits, compare
 FRESH = 3  # replays on different inputs for every case
 SAME = 3  # replays on the same inputs, whose outputs must be equal to the bit
 SLOWEST = 50  # times as long as the baseline's may an execution take, if that is more than SLOW_US
+# An execution of a seed kernel may take so long.  Preparing it takes about a hundred, evaluating a candidate thirty.
+SLOWEST_SEED_US = 2 * SLOW_US
 UNSTEADY = (
     "a race, or memory that is read before it is written; a task whose results may differ says `deterministic = False`"
 )
@@ -142,9 +144,18 @@ class Verifier:
                 raise Stop("verify", Verdict.WRONG, f"{where}: replays on the same inputs differ: {UNSTEADY}")
 
     def _check_pace(self, program: Program, loaded: Loaded, case: Case) -> None:
-        """Raises Stop(TIMEOUT) if an execution takes far longer than the baseline's: others wait for the GPU."""
+        """Raises Stop if an execution takes far longer than the baseline's, or too long for a baseline.
+
+        Others wait for the GPU meanwhile.
+        """
         if loaded is self.programs.seed:
-            self.programs.baseline_us[case.name] = _replay_us(program)
+            self.programs.baseline_us[case.name] = us = _replay_us(program)
+            if us > SLOWEST_SEED_US:
+                fix = "give the case smaller sizes, or the task a faster kernel"
+                message = (
+                    f"one execution of the seed kernel takes {us / 1e6:.2g} s, more than {SLOWEST_SEED_US / 1e6:g} s"
+                )
+                raise Stop("verify", Verdict.UNSUPPORTED, f"case {case.name}: {message}: {fix}")
         limit = max(SLOWEST * self.programs.baseline_us.get(case.name, math.inf), SLOW_US)
         if program.executed_us > limit and (us := _replay_us(program)) > limit:
             message = f"one execution takes {us / 1e6:.2g} s, more than the {limit / 1e6:.2g} s that are allowed beside"

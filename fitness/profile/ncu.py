@@ -33,6 +33,7 @@ METRICS = (
     "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct",
     *(f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared{kind}.sum" for kind in ("", "_op_ld", "_op_st")),
     *(f"smsp__inst_executed_op_shared{kind}.sum" for kind in ("", "_ld", "_st")),
+    *(f"dram__bytes_{way}.sum" for way in ("read", "write")),
 )  # fmt: skip
 WALL_S = 300.0  # on the GPU: each launch is replayed for each group of counters.
 MOST_S = LOCK_S + 2 * WALL_S  # with the start of torch, which is slow under ncu, and waiting for the GPU.
