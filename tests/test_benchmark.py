@@ -15,7 +15,7 @@ from tests.bench_on_cpu import CpuBench, N, at, doubling
 pytest.importorskip("pynvml")
 
 from fitness.cuda.device import DeviceFacts
-from fitness.gpu import paired_benchmark
+from fitness.gpu import benchmark, paired_benchmark
 from fitness.gpu.benchmark import check_roofline, rates
 from fitness.gpu.exchange import put, take
 
@@ -102,6 +102,19 @@ def test_a_kernel_that_is_far_too_slow_is_not_verified(monkeypatch, tmp_path):
     assert bench.evaluate(doubling(200_000.0)).verdict is Verdict.OK  # 5000 times as long, but not for long
 
 
+def test_a_seed_that_is_too_slow_to_be_timed_is_refused_before_it_is_timed(monkeypatch, tmp_path):
+    calls = []
+
+    def crawling(x: int, y: int, n: int) -> float:
+        calls.append(n)
+        return doubling(600_000.0)(x, y, n)
+
+    with pytest.raises(Stop, match=r"one execution of the seed kernel takes 0\.6 s, more than 0\.5 s: .* smaller") as stop:
+        CpuBench(monkeypatch, tmp_path, crawling)
+    assert stop.value.verdict is Verdict.UNSUPPORTED
+    assert calls == [N["one"]] * 2  # the first might have loaded something
+
+
 def test_how_slow_is_too_slow_depends_on_the_baseline(monkeypatch, tmp_path):
     slow_seed = CpuBench(monkeypatch, tmp_path, doubling(10_000.0))
     assert slow_seed.evaluate(doubling(490_000.0)).verdict is Verdict.OK
@@ -148,9 +161,13 @@ def test_files_of_a_certificate_are_written_and_read_while_others_have_the_gpu(m
     assert [take(args[0], tmp_path, "cpu").shape for args in described] == [(N["one"],), (N["two"],)]
     doubled = [put(2 * take(args[0], tmp_path, "cpu"), tmp_path / f"{i}.out") for i, args in enumerate(described)]
     answers = [{"structure": "tensor", "outputs": [output], "modified": []} for output in doubled]
-    found = bench.compare(None, cases, "1", str(tmp_path), answers)
-    assert [match.verdict for match in found] == [Verdict.OK, Verdict.OK]
-    assert lent[1:] == [(0, True), (0, True)]
+    most = max((tmp_path / output["file"]).stat().st_size for output in doubled)
+    for least, read in ((1, 2), (most, 1), (most + 1, 0)):  # to read little takes less than to wait for the GPU again
+        del lent[1:]
+        monkeypatch.setattr(benchmark, "LENT_BYTES", least)
+        found = bench.compare(None, cases, "1", str(tmp_path), answers)
+        assert [match.verdict for match in found] == [Verdict.OK, Verdict.OK]
+        assert lent[1:] == [(0, True)] * read
 
 
 def executions(monkeypatch, folder, us: float) -> int:

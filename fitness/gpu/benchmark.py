@@ -41,6 +41,8 @@ MATMUL_HEADROOM = 1.25  # of the peak over the measured rate, with bfloat16
 # Of a first look: the least and the greatest ratio of six pairs enclose the median with a probability of 97 %.  The
 # place of the buffers changes a time by up to a percent, for each of the two (`paired_benchmark.FLOOR_COMPARISONS`).
 LOOK_PAIRS, LOOK_MARGIN = 6, 1.02
+# To read fewer bytes takes a tenth of a second, by estimate.  To wait for the GPU again takes longer: others come first.
+LENT_BYTES = 1 << 28
 
 
 Lend = Callable[[bool], contextlib.AbstractContextManager[None]]  # see `fitness.gpu.gpu_lock.GpuLock.lent`
@@ -226,6 +228,10 @@ class Benchmark:
         with self._lent(again):
             yield
 
+    def _reading(self, nbytes: int) -> contextlib.AbstractContextManager[None]:
+        """Lets others use the GPU while so many bytes are read, if they are many."""
+        return self._aside() if nbytes >= LENT_BYTES else contextlib.nullcontext()
+
     def compare(
         self,
         bundle: LaunchBundle | None,
@@ -250,7 +256,7 @@ class Benchmark:
                     self.device,
                     self._planned(loaded, case),
                     self._verifier.expect_again,
-                    self._aside,
+                    self._reading,
                 )
                 for case, answer in zip(cases, answers, strict=True)
             ]

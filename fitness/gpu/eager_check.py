@@ -44,7 +44,7 @@ class Form:
 
 
 Expect = Callable[[Case, int], oracle.Expected | None]  # case, key -> what is right
-Aside = Callable[[], contextlib.AbstractContextManager[None]]  # inside, others may use the GPU
+Reading = Callable[[int], contextlib.AbstractContextManager[None]]  # given the bytes that are read inside
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ def compare_answer(
     device: torch.device | str,
     planned: Planned | None = None,
     expect: Expect | None = None,
-    aside: Aside = contextlib.nullcontext,
+    reading: Reading = contextlib.nullcontext,
 ) -> Match:
     """What `fitness.certify.eager.job` answered for the inputs that `write` wrote, against oracle and plan.
 
     planned: executes the plan; given where outputs must equal the plan's to the bit.  expect: in the oracle's place.
-    aside: entered while files are read.
+    reading: entered while files are read.
     """
     try:
         answer = checked_answer(answer)
@@ -92,11 +92,12 @@ def compare_answer(
         return Match(case.name, Verdict.INFRASTRUCTURE, "the reference is not finite, nothing can be compared")
     # The form comes first: outputs that are too large, too small or too many are not read.
     structure, strides = plain(answer["structure"]), [tuple(output["strides"]) for output in answer["outputs"]]
-    wrong = compare.wrong_form(expected, structure, [Form.of(output) for output in answer["outputs"]], strides)
+    forms = [Form.of(output) for output in answer["outputs"]]
+    wrong = compare.wrong_form(expected, structure, forms, strides)
     if wrong is not None:
         return Match(case.name, Verdict.WRONG, short(wrong), math.inf)
     try:
-        with aside():
+        with reading(sum(form.shape.numel() * form.dtype.itemsize for form in forms)):
             outputs = [take(output, folder, device) for output in answer["outputs"]]
     except ExchangeError as error:
         return Match(case.name, Verdict.RUNTIME_ERROR, short(f"its results cannot be read: {error}"))
