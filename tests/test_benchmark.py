@@ -109,7 +109,9 @@ def test_a_seed_that_is_too_slow_to_be_timed_is_refused_before_it_is_timed(monke
         calls.append(n)
         return doubling(600_000.0)(x, y, n)
 
-    with pytest.raises(Stop, match=r"one execution of the seed kernel takes 0\.6 s, more than 0\.5 s: .* smaller") as stop:
+    with pytest.raises(
+        Stop, match=r"one execution of the seed kernel takes 0\.6 s, more than 0\.5 s: .* smaller"
+    ) as stop:
         CpuBench(monkeypatch, tmp_path, crawling)
     assert stop.value.verdict is Verdict.UNSUPPORTED
     assert calls == [N["one"]] * 2  # the first might have loaded something

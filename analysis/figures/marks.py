@@ -21,7 +21,9 @@ REFERENCE = Path("runs", "reference")
 
 OF_FOLDER: dict[str, Callable[[Path], Figures]] = {
     "tritonbench-g": suites.tritonbench_g,
-    "kernelbench-level1": suites.kernelbench_level1,
+    "kernelbench-level1": suites.seeds_beside_pytorch,
+    "kernelbench-level1-rules": suites.searched,
+    "tritonbench-t": suites.searched,
     "kernelbench-claude": suites.kernelbench_claude,
     "tritonbench-claude": suites.tritonbench_claude,
     "checker": checker.checker,

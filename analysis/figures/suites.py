@@ -14,7 +14,7 @@ from typing import Any
 from analysis import stats
 from analysis.figures.text import Figures, arithmetic, geometric, median, percent, share, table, times, within
 from analysis.outcomes import SUCCESS
-from analysis.suite import FAST, SuiteKernel
+from analysis.suite import FAST, SuiteKernel, count
 from analysis.suite_kernels import FILE, merged, read_kernels
 
 Rows = list[dict[str, Any]]
@@ -171,9 +171,34 @@ def _operators(runs: Mapping[str, Rows]) -> str:
 # --- KernelBench ------------------------------------------------------------------------------------------------------
 
 
-def kernelbench_level1(folder: Path) -> Figures:
-    """Returns what evo's seed kernels are beside PyTorch.  A ratio whose interval includes 1 is a tie."""
+def seeds_beside_pytorch(folder: Path) -> Figures:
+    """Returns what seed kernels are beside PyTorch."""
     kernels = [k for k in read_kernels(folder / FILE) if k.baselines]
+    return {"problems": str(len(kernels))} | _beside_pytorch(kernels)
+
+
+def searched(folder: Path) -> Figures:
+    """Returns what one campaign over a suite came to.  A search that is not finished counts as none."""
+    kernels = [k for k in read_kernels(folder / FILE) if not k.reason]
+    done = [k for k in kernels if k.outcome]
+    speedups = [k.speedup for k in done]
+    again = [k.outcome.retimed / k.outcome.best for k in done if k.outcome and k.outcome.retimed is not None]
+    figures = {
+        "limit": times(SUCCESS),
+        "files": str(len(kernels)),
+        "searched": str(len(done)),
+        "candidates": str(sum(count(k) for k in done)),
+        "success": share(sum(s >= SUCCESS for s in speedups), len(done)),
+        "retimed": f"{len(again)} of {len(done)}",
+        "kept": f"{stats.geometric_mean(again):.3f}",
+        "median": median(speedups),
+        "mean": geometric(speedups),
+    }
+    return figures | _beside_pytorch(done)
+
+
+def _beside_pytorch(kernels: Sequence[SuiteKernel]) -> Figures:
+    """Returns what the best kernels are over PyTorch.  A ratio whose interval includes 1 is a tie."""
     names = ("eager", "torch.compile")
     over = {name: [(k.over(name), k.ties(name)) for k in kernels if k.over(name) is not None] for name in names}
     ratios = {name: [ratio for ratio, _ in over[name] if ratio is not None] for name in names}
@@ -190,7 +215,7 @@ def kernelbench_level1(folder: Path) -> Figures:
         ("median", *(median(ratios[n]) for n in names)),
         ("geometric mean", *(geometric(ratios[n]) for n in names)),
     ]
-    figures = {"problems": str(len(kernels)), "table": table(("over", *names), rows)}
+    figures = {"table": table(("over", *names), rows)}
     for name, key in zip(names, ("eager", "compile"), strict=True):
         figures[f"{key}-fast1"] = f"{sum(ratio > 1 for ratio in faster[name])} of {len(ratios[name])}"
         figures[f"{key}-ties"] = str(len(ratios[name]) - len(faster[name]))

@@ -72,7 +72,7 @@ def compare_answer(
     device: torch.device | str,
     planned: Planned | None = None,
     expect: Expect | None = None,
-    reading: Reading = contextlib.nullcontext,
+    reading: Reading = lambda nbytes: contextlib.nullcontext(),
 ) -> Match:
     """What `fitness.certify.eager.job` answered for the inputs that `write` wrote, against oracle and plan.
 
