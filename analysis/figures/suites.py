@@ -14,7 +14,8 @@ from typing import Any
 from analysis import stats
 from analysis.figures.text import Figures, arithmetic, geometric, median, percent, share, table, times, within
 from analysis.outcomes import SUCCESS
-from analysis.suite import FAST, SuiteKernel, count
+from analysis.suite import FAST, SuiteKernel
+from analysis.suite import count as candidates_of
 from analysis.suite_kernels import FILE, merged, read_kernels
 
 Rows = list[dict[str, Any]]
@@ -187,7 +188,7 @@ def searched(folder: Path) -> Figures:
         "limit": times(SUCCESS),
         "files": str(len(kernels)),
         "searched": str(len(done)),
-        "candidates": str(sum(count(k) for k in done)),
+        "candidates": str(sum(candidates_of(k) for k in done)),
         "success": share(sum(s >= SUCCESS for s in speedups), len(done)),
         "retimed": f"{len(again)} of {len(done)}",
         "kept": f"{stats.geometric_mean(again):.3f}",

@@ -41,7 +41,7 @@ MATMUL_HEADROOM = 1.25  # of the peak over the measured rate, with bfloat16
 # Of a first look: the least and the greatest ratio of six pairs enclose the median with a probability of 97 %.  The
 # place of the buffers changes a time by up to a percent, for each of the two (`paired_benchmark.FLOOR_COMPARISONS`).
 LOOK_PAIRS, LOOK_MARGIN = 6, 1.02
-# To read fewer bytes takes a tenth of a second, by estimate.  To wait for the GPU again takes longer: others come first.
+# To read fewer bytes takes a tenth of a second, by estimate; to wait for the GPU again takes longer.
 LENT_BYTES = 1 << 28
 
 
