@@ -89,6 +89,11 @@ def read_kernels(path: Path) -> list[SuiteKernel]:
     Of verdicts the file has numbers alone: right ones are "ok" here, valid ones that are not right "wrong", all others
     "failed".  A file of an earlier version may lack columns: of a kernel that was searched they are `unknown`.
     """
+    if not path.exists():
+        raise StoreError(
+            f"{path}: expected the {FILE} of a campaign over a suite, got no file; evo bench writes it when it ends: give "
+            "its command again, which continues a campaign that was stopped"
+        )
     try:
         table = pyarrow.parquet.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
