@@ -91,8 +91,8 @@ def read_kernels(path: Path) -> list[SuiteKernel]:
     """
     if not path.exists():
         raise StoreError(
-            f"{path}: expected the {FILE} of a campaign over a suite, got no file; evo bench writes it when it ends: give "
-            "its command again, which continues a campaign that was stopped"
+            f"{path}: expected the {FILE} of a campaign over a suite, got no file; evo bench writes it when it ends: "
+            "give its command again, which continues a campaign that was stopped"
         )
     try:
         table = pyarrow.parquet.read_table(path)

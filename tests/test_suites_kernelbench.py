@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
@@ -13,13 +14,14 @@ from evo.cli.main import main
 from evo.core.errors import ConfigError, TaskError
 from evo.core.records import Candidate, Verdict
 from fitness.cpu_backend import CpuEvaluator
+from fitness.frontend.gate import gate
 from fitness.frontend.target import get_target
 from fitness.suites.check import gpu_verifier, new_zygote
 from fitness.suites.kernelbench.check import KernelBenchChecker
 from fitness.suites.kernelbench.checkout import KernelBenchFile, sources
 from fitness.suites.kernelbench.folder import write_folder
 from fitness.suites.kernelbench.problem import Problem, axes_of
-from fitness.suites.kernelbench.seeds import FAMILIES, seed_kernel
+from fitness.suites.kernelbench.seeds import FAMILIES, LEVEL_2, seed_kernel
 from fitness.suites.kernelbench.sizes import extent, sizes_of
 from fitness.tasks.task import load_task, run_reference
 from fitness.verify import oracle
@@ -281,6 +283,51 @@ def test_every_family_gives_a_kernel_without_words_left():
         left = [w for w in ("VALUE", "TERM", "RESULT", "SHAPE", "START", "NEUTRAL", "OPERANDS", "BETTER") if w in text]
         assert not left, (family, left)
     assert seed_kernel(KernelBenchFile("level2_7_ReLU", "")) is None
+
+
+@pytest.mark.parametrize("path", sorted(LEVEL_2.glob("*.py")), ids=lambda path: path.stem)
+def test_a_kernel_for_level_2_has_all_its_parts_and_passes_the_gate(path):
+    text = seed_kernel(KernelBenchFile(f"level2_7_{path.stem}", ""))
+    assert gate(text, entry="entry", allow_delegation=False) == []
+    nodes = [*ast.walk(ast.parse(text))]
+    launched = {n.value.id for n in nodes if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)}
+    kernels = {n.name for n in nodes if isinstance(n, ast.FunctionDef) and n.name.endswith("_kernel")}
+    assert kernels and kernels == {name for name in launched if name.endswith("_kernel")}
+
+
+# Problems for each part of `kernels/parts`, with names and steps of the suite's.
+LEVEL_2_PROBLEMS = {
+    "59_Matmul_Swish_Scaling": problem(
+        "nn.functional.silu(self.matmul(x)) * 2.0", DRAWN, sizes="rows, columns, wide = 70, 40, 65",
+        more="        self.matmul = nn.Linear(a0, a1)", init="columns, wide",
+    ),
+    "54_Conv2d_Multiply_LeakyReLU_GELU": problem(
+        "nn.functional.gelu(nn.functional.leaky_relu(self.conv(x) * self.multiplier))", "torch.rand(2, 3, size, size)",
+        sizes="size = 9", init="5",
+        more="        self.conv = nn.Conv2d(3, a0, 3)\n        self.multiplier = nn.Parameter(torch.randn(a0, 1, 1))",
+    ),
+    "24_Conv3d_Min_Softmax": problem(
+        "torch.softmax(self.conv(x).amin(2), 1)", "torch.rand(2, 3, size, size + 1, size)", sizes="size = 6",
+        more="        self.conv = nn.Conv3d(3, a0, 3)", init="5",
+    ),
+    "44_ConvTranspose2d_Multiply_GlobalAvgPool_GlobalAvgPool_Mean": problem(
+        "(self.conv_transpose(x) * 0.5).mean((2, 3), True)", "torch.rand(2, 3, size, size + 1)", sizes="size = 5",
+        more="        self.conv_transpose = nn.ConvTranspose2d(3, a0, 3, 2, 1, 1)", init="5",
+    ),
+    "72_ConvTranspose3d_BatchNorm_AvgPool_AvgPool": problem(
+        "self.pool(self.pool(self.batch_norm(self.conv_transpose(x))))", "torch.rand(2, 3, size, size, size)",
+        sizes="size = 5", init="4",
+        more="        self.conv_transpose = nn.ConvTranspose3d(3, a0, 3, 2, 1)\n"
+        "        self.batch_norm = nn.BatchNorm3d(a0)\n        self.pool = nn.AvgPool3d(2)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEVEL_2_PROBLEMS)
+def test_kernels_for_level_2_are_right(name, zygote, tmp_path):
+    checker = KernelBenchChecker(tmp_path, get_target("sm_90"), zygote)
+    outcome = checker.check(KernelBenchFile(f"level2_{name}", LEVEL_2_PROBLEMS[name]))
+    assert outcome.verified, outcome.reason
 
 
 def test_kernels_of_the_user_go_before_those_of_evo(checkout, tmp_path, capsys):

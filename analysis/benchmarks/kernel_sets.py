@@ -120,7 +120,7 @@ def kernelbench(checkout: Path, folder: Path, say: Say) -> list[RightKernel]:
 
     by_pattern: dict[str, Any] = {}
     for file in sorted(sources(checkout), key=lambda file: _draw(file.name)):
-        if seed_kernel(file) is not None:
+        if file.family in FAMILIES and seed_kernel(file) is not None:
             by_pattern.setdefault(FAMILIES[file.family][0], file)
     made = [(file, seed_kernel(file)) for file in by_pattern.values()]
     return [_kernel(path, GROUPS[2]) for path in _problems(made, folder, say)]

@@ -1,19 +1,22 @@
 """Finds seed kernels for problems, written for evo: simple, right and to be improved.
 
-A file of `kernels/` is for a family of problems; words in capitals in it are replaced per family.  A problem is known
-by its name without level, number and case, so that it is found in other editions of the suite too.
+A file of `kernels/` is for a family of problems of level 1; words in capitals in it are replaced per family.  One of
+`kernels/level2/` is for a problem; words in capitals stand for kernels of `kernels/parts/`.  A problem is known by its
+name without level, number and case, so that it is found in other editions of the suite too.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from fitness.suites.kernelbench.checkout import KernelBenchFile
 from fitness.suites.seeded import given
 
 KERNELS = Path(__file__).parent / "kernels"
+LEVEL_2, PARTS = KERNELS / "level2", KERNELS / "parts"
 
 _ELEMENTWISE = {
     "relu": "tl.maximum(x, 0.0)",
@@ -125,10 +128,20 @@ def seed_kernel(source: KernelBenchFile, folder: Path | None = None) -> str | No
     """Returns the seed of a problem: `NAME.py` of `folder` if it exists, else of its family, else None."""
     if (kernel := given(source.name, folder)) is not None:
         return kernel
+    if source.name.startswith("level2_"):
+        path = LEVEL_2 / f"{source.family}.py"
+        return filled(path, _parts()) if path.exists() else None
     if source.family not in FAMILIES or not source.name.startswith("level1_"):
         return None
     file, words = FAMILIES[source.family]
     return filled(KERNELS / f"{file}.py", words)
+
+
+@cache
+def _parts() -> Mapping[str, str]:
+    """Returns the kernels that several seeds have, each by the word that stands for it."""
+    parts = ((path.stem.upper(), path.read_text(encoding="utf-8")) for path in PARTS.glob("*.py"))
+    return {word: text[text.index("@triton.jit") :].strip() for word, text in parts}
 
 
 def filled(pattern: Path, words: Mapping[str, str]) -> str:
