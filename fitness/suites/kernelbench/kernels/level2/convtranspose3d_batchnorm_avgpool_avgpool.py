@@ -61,7 +61,7 @@ def entry(x, conv_transpose_weight, conv_transpose_bias, batch_norm_weight, batc
     shape = (n_batch, n_out, out_depth, out_height, out_width)
     a = torch.empty(shape, dtype=x.dtype, device=x.device)
     places = triton.cdiv(out_depth, 2) * triton.cdiv(out_height, 2) * triton.cdiv(out_width, 2)
-    grid = (triton.cdiv(places, 128), triton.cdiv(n_out, 16), n_batch * 8)
+    grid = (triton.cdiv(places, 64), triton.cdiv(n_out, 16), n_batch * 8)
     conv_transpose_kernel[grid](
         x,
         conv_transpose_weight,
@@ -79,7 +79,7 @@ def entry(x, conv_transpose_weight, conv_transpose_bias, batch_norm_weight, batc
         STRIDE=2,
         PADDING=1,
         BLOCK_CHANNELS=16,
-        BLOCK_PLACES=128,
+        BLOCK_PLACES=64,
         BLOCK_K=32,
     )
 

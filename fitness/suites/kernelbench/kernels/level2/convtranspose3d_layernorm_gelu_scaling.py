@@ -69,17 +69,17 @@ def entry(x, conv_transpose_weight, conv_transpose_bias, layer_norm_weight, laye
 
     n_rows = n_batch * n_out * out_depth * out_height
     b = torch.empty_like(a)
-    layer_norm_kernel[(triton.cdiv(n_rows, 32),)](
+    layer_norm_kernel[(triton.cdiv(n_rows, 64),)](
         a,
         layer_norm_weight,
         layer_norm_bias,
         b,
         n_rows,
         out_width,
-        BLOCK_ROWS=32,
+        BLOCK_ROWS=64,
         BLOCK_COLUMNS=triton.next_power_of_2(out_width),
     )
 
     y = torch.empty_like(b)
-    gelu_scale_kernel[(triton.cdiv(b.numel(), 1024),)](b, y, b.numel(), 1.0, BLOCK=1024)
+    gelu_scale_kernel[(triton.cdiv(b.numel(), 4096),)](b, y, b.numel(), 1.0, BLOCK=4096)
     return y

@@ -84,7 +84,7 @@ def entry(x, sum_weight, conv_transpose_weight, conv_transpose_bias, norm_weight
 
     n_rows = n_batch * n_out * out_depth * out_height
     b = torch.empty_like(a)
-    layer_norm_kernel[(triton.cdiv(n_rows, 32),)](
+    layer_norm_kernel[(triton.cdiv(n_rows, 64),)](
         a,
         sum_weight,
         norm_weight,
@@ -92,7 +92,7 @@ def entry(x, sum_weight, conv_transpose_weight, conv_transpose_bias, norm_weight
         b,
         n_rows,
         out_width,
-        BLOCK_ROWS=32,
+        BLOCK_ROWS=64,
         BLOCK_COLUMNS=triton.next_power_of_2(out_width),
     )
 
