@@ -40,6 +40,7 @@ from evo.core.records import (
 )
 from fitness.candidate import CompiledCandidate, Estimates
 from fitness.estimate.attainable import attainable_us
+from fitness.first_looks import FirstLooks
 from fitness.frontend.freeze import freeze
 from fitness.frontend.plan import Config
 from fitness.frontend.stages import Stop, surviving
@@ -167,6 +168,7 @@ class TaskEvaluator:
         # By plan hash, and whether counters were asked for.
         self._profiles: dict[tuple[str, bool], Future[Profile]] = {}
         self._denied = ""  # why counters could not be read; then they are not asked for again
+        self._first_looks = FirstLooks()
         self._lock = threading.Lock()
 
     # --- what the engine calls ---------------------------------------------------------------------------------------
@@ -192,7 +194,8 @@ class TaskEvaluator:
         """Returns the verdict on `candidate`.
 
         seed: keys the inputs; known: maps plan hashes to evaluated candidates; bar: if it is above what a first look
-        shows, the candidate is SLOW, and neither its holdout cases nor its results are fully checked.
+        shows, the candidate is SLOW, and neither its holdout cases nor its results are fully checked.  On a GPU looks
+        are taken as long as they pay.
         """
         compiled = self._compile(candidate.source)
         if isinstance(compiled, Stop):
@@ -204,15 +207,21 @@ class TaskEvaluator:
                 candidate, Stop("screen", Verdict.DUPLICATE, message), compiled, duplicate_of=duplicate
             )
         key = f"{candidate.id}:{seed}"
-        looked = Look(()) if bar is None else self._look(candidate, compiled, key, bar)
+        looked = self._look(candidate, compiled, key, bar) if bar is not None and self._first_looks.pay() else Look(())
         if isinstance(looked, Evaluation):
             return looked
         whole = self._whole(candidate.source, compiled)
         if isinstance(whole, Stop):
             return self._failure(candidate, whole, CompiledCandidate(), looked.seconds)
-        return self._evaluate(
-            candidate, whole, lambda: self._backend.evaluate(candidate.source, whole, key), looked.seconds
-        )
+
+        def run() -> BackendResult:
+            result = self._backend.evaluate(candidate.source, whole, key)
+            if bar is not None and (seconds := result.seconds.get(self._backend.stage)):
+                below = None if looked.timings else bar.is_above(result.timings)
+                self._first_looks.evaluated(seconds, below=below)
+            return result
+
+        return self._evaluate(candidate, whole, run, looked.seconds)
 
     def _look(self, candidate: Candidate, compiled: CompiledCandidate, key: str, bar: Bar) -> Evaluation | Look:
         """Returns a first look, or the evaluation that it ends."""
@@ -223,7 +232,10 @@ class TaskEvaluator:
         except Stop as stop:
             return self._failure(candidate, stop, compiled, self._seconds(stop, time.perf_counter() - begin))
         seconds = self._seconds(look, time.perf_counter() - begin) if look.seconds else {}
-        if not bar.is_above(look.timings):
+        ended = bar.is_above(look.timings)
+        if look.seconds:
+            self._first_looks.looked(look.seconds[self._backend.stage], ended=ended)
+        if not ended:
             return Look(look.timings, seconds)
         message = f"{fitness_of(look.timings)} at a first look, below the {bar} of a possible parent"
         slow = Stop("look", Verdict.SLOW, message)
