@@ -14,7 +14,7 @@ import torch
 from evo.core.errors import EvoError
 from evo.core.records import Verdict
 from fitness.frontend.plan import Buffer
-from fitness.gpu.runner import LaunchBundle, Report, Runner
+from fitness.gpu.runner import BESIDE_S, LaunchBundle, Report, Runner
 from tests import gpu_sources as sources
 from tests.gpu_lab import Lab
 
@@ -53,6 +53,21 @@ def test_a_candidate_that_hangs_is_not_tried_again_and_how_long_depends_on_the_s
         runner.prepare(LaunchBundle({}, {}, {}))
         assert runner.evaluate(LaunchBundle({}, {}, {}), seed="0").verdict is fault
         assert asked[1:] == [("evaluate", most)] * tries
+
+
+def test_a_kernel_in_the_seeds_place_that_hangs_is_tried_case_by_case_and_not_for_long(monkeypatch):
+    runner, asked = Runner("softmax", wall_s=120.0), []
+    hung = Report(Verdict.TIMEOUT, "verify", "not finished", fault=True)
+
+    def ask(kind, seed, kernel, other, *, wall_s):
+        asked.append((list(kernel.plans), wall_s))
+        return hung if "b" in kernel.plans else dict.fromkeys(kernel.plans, OK)
+
+    monkeypatch.setattr(runner, "_switch_to", lambda task: None)
+    monkeypatch.setattr(runner, "_ask", ask)
+    kernel = LaunchBundle({"a": None, "b": None}, {}, {})
+    assert runner.beside("softmax", LaunchBundle({}, {}, {}), kernel, False) == {"a": OK, "b": hung}
+    assert asked == [(["a", "b"], BESIDE_S), (["a"], BESIDE_S), (["b"], BESIDE_S)]
 
 
 def test_others_are_evaluated_beside_a_certificate_and_memory_it_takes_is_not_their_fault(monkeypatch, tmp_path):

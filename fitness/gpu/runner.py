@@ -39,6 +39,10 @@ ATTEMPTS = 2  # of a candidate whose kernels bring the process down.
 # Seconds on the GPU after which a candidate counts as hung: the first, and some for each that the seed kernel took.
 HUNG_S, HUNG_TIMES = 20.0, 20
 
+# Seconds for verifying one kernel in the seed's place: an idle kernel may wait for what nobody writes, and a reference may
+# take hours on inputs that the task does not draw.  Others wait for the GPU meanwhile.
+BESIDE_S = 30.0
+
 # Descriptions of the arguments of each case -> answers in the form of `fitness.certify.eager.job`.
 Run = Callable[[list[list[dict[str, Any]]]], Sequence[Mapping[str, Any]]]
 
@@ -208,7 +212,8 @@ class Runner:
         other: on inputs that the task does not draw (`fitness.tasks.other_inputs`).
         """
         with self._lock:
-            found = self._switch_to(task) or self._ask("beside", seed, kernel, other, wall_s=self._wall_s)
+            wall_s = min(self._wall_s, BESIDE_S)
+            found = self._switch_to(task) or self._ask("beside", seed, kernel, other, wall_s=wall_s)
             if not isinstance(found, Report):
                 return found  # type: ignore[no-any-return]
             if len(kernel.plans) == 1:
