@@ -39,8 +39,8 @@ ATTEMPTS = 2  # of a candidate whose kernels bring the process down.
 # Seconds on the GPU after which a candidate counts as hung: the first, and some for each that the seed kernel took.
 HUNG_S, HUNG_TIMES = 20.0, 20
 
-# Seconds for verifying one kernel in the seed's place: an idle kernel may wait for what nobody writes, and a reference may
-# take hours on inputs that the task does not draw.  Others wait for the GPU meanwhile.
+# Seconds for verifying one kernel in the seed's place: an idle kernel may wait for what nobody writes, and a reference
+# may take hours on inputs that the task does not draw.  Others wait for the GPU meanwhile.
 BESIDE_S = 30.0
 
 # Descriptions of the arguments of each case -> answers in the form of `fitness.certify.eager.job`.
