@@ -6,6 +6,7 @@ computes the expectation in float64, from inputs drawn once more.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -164,7 +165,8 @@ class Verifier:
     def expect(self, case: Case, key: int, variant: str, arguments: Sequence[Any]) -> oracle.Expected | None:
         """Returns what the reference, or the seed kernel in its place, makes of `arguments`, which are used up."""
         if self.task.reference is not None:
-            return oracle.expect_for(self.task, case, variant, arguments)
+            draw = functools.partial(self.programs.inputs, case, key, variant)
+            return oracle.expect_for(self.task, case, variant, arguments, draw)
         seed = self.programs.of_seed(case, [arguments])
         found = []
         for given in (seed_oracle.moved(self.task, arguments, key), arguments):

@@ -17,6 +17,7 @@ from fitness.cuda.norms import norms
 from fitness.cuda.own_kernels import compiled, launched, suits
 from fitness.frontend.memory import POISONS
 from fitness.frontend.plan import TensorRef
+from fitness.verify.undetermined import Again, error_of_others
 
 if TYPE_CHECKING:
     from fitness.verify.oracle import ErrorBudget, Expected
@@ -64,10 +65,15 @@ def compare(
         label = expected.label(index)
         if budget is not None and expected.partial and expected.partial[index]:
             exact, got = _defined(exact, got, budget)
-        ratio, message = compare_values(label, exact, got, budget)
+        again = None if expected.again is None else functools.partial(_one_of, expected.again, index)
+        ratio, message = compare_values(label, exact, got, budget, again)
         if ratio > worst[0]:
             worst = (ratio, message)
     return worst
+
+
+def _one_of(again: Callable[[int], Sequence[torch.Tensor]], index: int, number: int) -> torch.Tensor:
+    return again(number)[index]
 
 
 def _defined(exact: torch.Tensor, got: torch.Tensor, budget: ErrorBudget) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,10 +141,13 @@ def _same_strides(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> b
 
 
 def compare_values(
-    label: str, exact: torch.Tensor, got: torch.Tensor, budget: ErrorBudget | None
+    label: str, exact: torch.Tensor, got: torch.Tensor, budget: ErrorBudget | None, again: Again | None = None
 ) -> tuple[float, str | None]:
-    """Compares the values of one output, which a message calls `label`; returns what `compare` returns."""
-    return _compare_exact(label, exact, got) if budget is None else _compare(label, exact, got, budget)
+    """Compares the values of one output, which a message calls `label`; returns what `compare` returns.
+
+    again: executes the reference again, for elements that are not determined (`fitness.verify.undetermined`).
+    """
+    return _compare_exact(label, exact, got) if budget is None else _compare(label, exact, got, budget, again)
 
 
 def _compare_exact(label: str, exact: torch.Tensor, got: torch.Tensor) -> tuple[float, str | None]:
@@ -153,7 +162,9 @@ def _compare_exact(label: str, exact: torch.Tensor, got: torch.Tensor) -> tuple[
     )
 
 
-def _compare(label: str, exact: torch.Tensor, got: torch.Tensor, budget: ErrorBudget) -> tuple[float, str | None]:
+def _compare(
+    label: str, exact: torch.Tensor, got: torch.Tensor, budget: ErrorBudget, again: Again | None
+) -> tuple[float, str | None]:
     if not exact.numel():
         return 0.0, None
     size = norms(exact, got)
@@ -168,6 +179,8 @@ def _compare(label: str, exact: torch.Tensor, got: torch.Tensor, budget: ErrorBu
     ratio = max(rms / budget.rms, largest / budget.max)
     if ratio <= 1:
         return ratio, None
+    if again is not None and (others := error_of_others(exact, got, budget, again)) is not None:
+        return others, None
     error = (got.double() - exact).abs()
     where = _position(error == error.max())
     return ratio, (

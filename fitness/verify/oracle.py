@@ -13,11 +13,12 @@ Nothing here depends on the candidate; expected values never leave the process t
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -204,6 +205,8 @@ class Expected:
     # If the reference is the seed: outputs with elements that are not finite, or that another right kernel may
     # round to infinity.
     partial: tuple[bool, ...] = ()
+    # number -> outputs of the reference at the task's precision, on inputs that differ by rounding; None without one
+    again: Callable[[int], Sequence[torch.Tensor]] | None = field(default=None, compare=False)
 
     def label(self, index: int) -> str:
         """Returns what a message calls an output: a written argument by its name."""
@@ -234,11 +237,17 @@ def expect(
     None if nothing can be compared: the float64 result is not finite or does not fit the output's dtype, or the
     reference overflows at the task's own precision.
     """
-    return expect_for(task, case, variant, make_inputs(task, case, seed, variant, device=device))
+    draw = functools.partial(make_inputs, task, case, seed, variant, device=device)
+    return expect_for(task, case, variant, draw(), draw)
 
 
-def expect_for(task: Task, case: Case, variant: str, arguments: Sequence[Any]) -> Expected | None:
-    """Returns `expect` for given arguments of `make_inputs`.  They are used up: the reference may write to them."""
+def expect_for(
+    task: Task, case: Case, variant: str, arguments: Sequence[Any], draw: Callable[[], Sequence[Any]]
+) -> Expected | None:
+    """Returns `expect` for given arguments of `make_inputs`.  They are used up: the reference may write to them.
+
+    draw: returns them once more.
+    """
     structure, outputs, own = computed(task, case, variant, arguments)
     sizes = [norms(e, o) if o.is_floating_point() and o.numel() else None for e, o in zip(outputs, own, strict=True)]
     if not all(size is None or usable(size, o.dtype) for size, o in zip(sizes, own, strict=True)):
@@ -250,7 +259,26 @@ def expect_for(task: Task, case: Case, variant: str, arguments: Sequence[Any]) -
         strides=tuple(o.stride() for o in own),
         budgets=tuple(budget(size, o, task.tolerance) for size, o in zip(sizes, own, strict=True)),
         written=written_names(task, arguments),
+        again=functools.partial(_own_on_moved, task, draw) if _can_move(arguments) else None,
     )
+
+
+def _can_move(arguments: Sequence[Any]) -> bool:
+    """Returns whether a step of the format of each floating argument is no more than rounding: not of narrow ones."""
+    floating = [a for a in arguments if isinstance(a, torch.Tensor) and a.is_floating_point()]
+    return bool(floating) and all(a.dtype in (torch.float32, torch.float64) for a in floating)
+
+
+def _own_on_moved(task: Task, draw: Callable[[], Sequence[Any]], number: int) -> list[torch.Tensor]:
+    """Returns the reference's results at the task's precision, each floating input one step up or down."""
+    moved = list(draw())
+    for position, value in enumerate(moved):
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            generator = torch.Generator(value.device).manual_seed(number * 64 + position)
+            up = torch.rand(value.shape, generator=generator, device=value.device) < 0.5
+            limit = torch.where(up, math.inf, -math.inf).to(value.dtype)
+            moved[position] = laid_out_as(value, torch.nextafter(value, limit))
+    return run_reference(task, moved, copy=False, where=f"task {task.name}, on inputs moved by rounding")[1]
 
 
 def computed(

@@ -1,0 +1,52 @@
+"""Finds elements of an output that a task's precision does not determine.
+
+A sum of large numbers that cancels, and then a function with a step: tanh makes -1 or 1 of it, as the rounding wants.
+The budget is the error of the reference, executed once.  If that met no such element, a right kernel that meets one
+among millions would be wrong.  So a few elements beyond the budget are compared with the reference in the task's
+precision again, on inputs that differ by rounding.  Each must have a value that the reference gives it too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from fitness.verify.oracle import ErrorBudget
+
+MOST, ONE_OF = 8, 10_000  # elements of an output, and at most one of so many
+TRIES = 16  # executions of the reference: an element that half of them show is missed once in 65,536 times
+
+Again = Callable[[int], torch.Tensor]  # number -> the output of the reference on inputs that differ by rounding
+
+
+def error_of_others(exact: torch.Tensor, got: torch.Tensor, budget: ErrorBudget, again: Again) -> float | None:
+    """Returns the error of all other elements in units of the budget, None if the output is wrong.
+
+    exact, got: the output in float64 and as a kernel left it, finite, beyond the budget.
+    """
+    error = (got.double() - exact).abs().reshape(-1)
+    worst = error.topk(min(MOST, error.numel() // ONE_OF)).indices
+    for count, place in enumerate(worst, 1):
+        error[place] = 0.0
+        others = max(
+            float(torch.linalg.vector_norm(error)) / math.sqrt(error.numel()) / budget.rms,
+            float(error.max()) / budget.max,
+        )
+        if others <= 1:
+            return others if _given(worst[:count], got, budget, again) else None
+    return None
+
+
+def _given(places: torch.Tensor, got: torch.Tensor, budget: ErrorBudget, again: Again) -> bool:
+    """Returns whether the reference gives each of these elements the value that it has here."""
+    values = got.reshape(-1)[places].double()
+    seen = torch.zeros_like(values, dtype=torch.bool)
+    for number in range(TRIES):
+        seen |= (again(number).reshape(-1)[places].double() - values).abs() <= budget.max
+        if bool(seen.all()):
+            return True
+    return False
