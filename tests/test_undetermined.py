@@ -101,9 +101,8 @@ def test_a_sum_in_another_order_is_right_though_one_element_has_the_other_sign()
     assert expected.budgets[0] is not None and expected.budgets[0].max < 1e-4
     ratio, message = compare(expected, "tensor", [kernel])
     assert message is None and ratio < 1
-    for wrong in (0.5, -0.9):  # the reference gives -1 or 1
-        kernel[ROW] = wrong
-        assert "output is wrong" in (compare(expected, "tensor", [kernel])[1] or "")
+    kernel[ROW] = -1.01  # the reference gives -1 to 1
+    assert "output is wrong" in (compare(expected, "tensor", [kernel])[1] or "")
     kernel[ROW] = -1.0
     kernel[OTHER] = -kernel[OTHER]
     assert "output is wrong" in (compare(expected, "tensor", [kernel])[1] or "")
