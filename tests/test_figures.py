@@ -168,7 +168,16 @@ def test_estimates_are_ranked_beside_measured_times_by_task(tmp_path: Path) -> N
     rows = [f"rules,t,{i},{1 + i},{10 - i}" for i in range(9)] + ["rules,t,x,9.5,"]
     rows += [f"answers,u,{i},{2 + 0.01 * i},{i}" for i in range(8)] + ["answers,few,a,1,1"]
     (tmp_path / "ranks.csv").write_text("\n".join(["origin,task,candidate,speedup,estimate_us", *rows]))
+    rows = [f"S,a,{i},{1 + 0.1 * i},{1 + i}" for i in range(8)] + [f"S,b,{i},{1 + i},{8 - i}" for i in range(8)]
+    rows += [f"T,c,{i},{1 + i},1" for i in range(9)] + ["T,few,a,1,1"]
+    (tmp_path / "suites.csv").write_text("\n".join(["suite,task,candidate,speedup,estimated_speedup", *rows]))
     figures = estimate(tmp_path)
+    assert figures["suites"].splitlines()[2:] == [
+        "| S | 2 | 16 | 0.00 (-1.00 to 1.00) |  |",
+        "| T | 1 | 9 | 0.00 (0.00 to 0.00) |  |",
+    ]
+    assert (figures["suites.tasks"], figures["suites.candidates"]) == ("3", "26")
+    assert figures["suites.mean"] == "0.00 (-1.00 to 1.00)"
     assert figures["ranks"].splitlines()[2:] == [
         "| t | rules | 9 | 9.0× | 1.00 | 4 |  |",
         "| u | answers | 8 | 1.0× | -1.00 | 8 | -1.00 |",

@@ -17,7 +17,7 @@ FEWEST = 8  # candidates.  Fewer have no coefficient.
 
 
 def estimate(folder: Path) -> Figures:
-    """Returns the table of `ranks.csv` by task, and the mean coefficient by origin of the candidates."""
+    """Returns the tables of `ranks.csv` by task and of `suites.csv` by suite, and mean coefficients."""
     rows = csv_rows(folder / "ranks.csv")
     ranked = [row for row in rows if row["estimate_us"]]
     tasks = [list(found) for _, found in itertools.groupby(ranked, lambda row: (row["origin"], row["task"]))]
@@ -29,8 +29,49 @@ def estimate(folder: Path) -> Figures:
     }
     for origin in ("rules", "answers"):
         found = [_coefficient(task) for task in tasks if task[0]["origin"] == origin]
-        figures[f"ranks.{origin}"] = f"{statistics.fmean(found):.2f} ({min(found):.2f} to {max(found):.2f})"
-    return figures
+        figures[f"ranks.{origin}"] = _with_range(found)
+    return figures | _suites(folder)
+
+
+def _with_range(coefficients: Sequence[float]) -> str:
+    return f"{statistics.fmean(coefficients):.2f} ({min(coefficients):.2f} to {max(coefficients):.2f})"
+
+
+def _suites(folder: Path) -> Figures:
+    """Returns the coefficients on suites that nothing was chosen with, from `suites.csv`, one row a candidate."""
+    rows = csv_rows(folder / "suites.csv")
+    tasks = [list(found) for _, found in itertools.groupby(rows, lambda row: (row["suite"], row["task"]))]
+    tasks = [found for found in tasks if len(found) >= FEWEST]
+    lines = []
+    for suite, group in itertools.groupby(tasks, lambda found: found[0]["suite"]):
+        chosen = list(group)
+        near = [found for task in chosen if len(found := _near(task)) >= FEWEST]
+        lines.append((suite, str(len(chosen)), str(sum(map(len, chosen))), _mean(chosen), _mean(near) if near else ""))
+    head = ("suite", "tasks", "candidates", "Spearman, mean over tasks", f"within {NEAR}× of the best")
+    return {
+        "suites": table(head, lines),
+        "suites.candidates": str(len(rows)),
+        "suites.tasks": str(len(tasks)),
+        "suites.mean": _mean(tasks),
+    }
+
+
+def _mean(tasks: Sequence[Rows]) -> str:
+    return _with_range([_ranked(task) for task in tasks])
+
+
+def _near(rows: Rows) -> Rows:
+    """Returns the candidates that are measured close to the best."""
+    best = max(_column(rows, "speedup"))
+    return [row for row in rows if float(row["speedup"]) * NEAR >= best]
+
+
+def _ranked(rows: Rows) -> float:
+    """Returns Spearman's coefficient of estimated and measured speedups; 0 if all estimates are the same."""
+    estimated = _column(rows, "estimated_speedup")
+    if len(set(estimated)) == 1:
+        return 0.0
+    return float(scipy.stats.spearmanr(estimated, _column(rows, "speedup")).statistic)
 
 
 def _coefficient(rows: Rows) -> float:
@@ -47,7 +88,7 @@ def _table(tasks: Sequence[Rows]) -> str:
     lines = []
     for rows in tasks:
         speedups = _column(rows, "speedup")
-        near = [row for row in rows if float(row["speedup"]) * NEAR >= max(speedups)]
+        near = _near(rows)
         lines.append([
             rows[0]["task"], rows[0]["origin"], str(len(rows)), f"{max(speedups) / min(speedups):.1f}×",
             f"{_coefficient(rows):.2f}", str(len(near)), f"{_coefficient(near):.2f}" if len(near) >= FEWEST else "",
