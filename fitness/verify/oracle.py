@@ -264,7 +264,7 @@ def expect_for(
 
 
 def _can_move(arguments: Sequence[Any]) -> bool:
-    """Returns whether a step of the format of each floating argument is no more than rounding: not of narrow ones."""
+    """Returns whether all floating arguments are wide: a step of a narrow format changes more than rounding does."""
     floating = [a for a in arguments if isinstance(a, torch.Tensor) and a.is_floating_point()]
     return bool(floating) and all(a.dtype in (torch.float32, torch.float64) for a in floating)
 

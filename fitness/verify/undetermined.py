@@ -17,10 +17,11 @@ import torch
 if TYPE_CHECKING:
     from fitness.verify.oracle import ErrorBudget
 
-MOST, ONE_OF = 8, 10_000  # elements of an output, and at most one of so many
-TRIES = 16  # executions of the reference: an element that half of them show is missed once in 65,536 times
+MOST, ONE_OF = 8, 10_000  # Elements of an output: at most 8, and at most one of 10,000.
+TRIES = 16  # Executions of the reference. A value that half of them give is missed once in 65,536 times.
 
-Again = Callable[[int], torch.Tensor]  # number -> the output of the reference on inputs that differ by rounding
+# Returns the output of the reference on inputs that differ by rounding, by number.
+Again = Callable[[int], torch.Tensor]
 
 
 def error_of_others(exact: torch.Tensor, got: torch.Tensor, budget: ErrorBudget, again: Again) -> float | None:
