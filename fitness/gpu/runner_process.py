@@ -8,6 +8,7 @@ error that leaves the CUDA context unusable it answers with `fault=True` and end
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -66,6 +67,8 @@ def main(arguments: list[str]) -> None:
         if asked is None:
             return
         task = load_task(asked, tried=True)
+        gc.collect()
+        torch.cuda.empty_cache()  # of the last task: this one has other sizes, and other processes may lack the memory
         connection.send(None)
 
 
