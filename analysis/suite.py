@@ -151,10 +151,11 @@ def _head(
 
 
 def _beside_pytorch(timed: Sequence[SuiteKernel]) -> list[str]:
-    """fast_p against PyTorch, and its times."""
+    """fast_p against PyTorch, and its times.  Searches that are not finished count as none."""
     names = sorted({name for k in timed for name in k.baselines})
-    found = {name: [s for k in timed if (s := k.over(name)) is not None] for name in names}
-    won = {n: [s for k in timed if (s := k.over(n)) is not None and not k.ties(n)] for n in names}
+    counted = [k for k in timed if k.outcome] or timed
+    found = {name: [s for k in counted if (s := k.over(name)) is not None] for name in names}
+    won = {n: [s for k in counted if (s := k.over(n)) is not None and not k.ties(n)] for n in names}
     rows = [(f"fast_{p:g}", *(_share(sum(s > p for s in won[n]), len(found[n])) for n in names)) for p in FAST]
     rows.append(("tie", *(_share(len(found[n]) - len(won[n]), len(found[n])) for n in names)))
     rows += [

@@ -112,6 +112,15 @@ def test_a_tie_with_pytorch_is_not_faster() -> None:
     assert searched.over("eager") == pytest.approx(1.001 * 1.01) and searched.ties("eager")
 
 
+def test_a_search_that_is_not_finished_is_not_faster_than_pytorch() -> None:
+    faster = {"eager": SuiteBaseline(200.0, 100.0, 2.0, (1.9, 2.1))}
+    stopped = SuiteKernel("a", 1, baselines=faster, so_far="2 of 6 candidates")
+    searched = SuiteKernel("b", 1, baselines=faster, outcome=outcome("b", 1.5))
+    text = markdown([stopped, searched], with_pytorch=True)
+    assert "| fast_1 | 1/1" in text and "| a | 100.0 | 200.0 |" in text
+    assert "| fast_1 | 1/1" in markdown([stopped], with_pytorch=True)  # the seed kernel then
+
+
 def test_variants_and_seeds_are_summed_up_apart() -> None:
     runs = [replace(k, variant=v, seed=s) for v in ("evolve", "random") for s in (0, 1) for k in KERNELS[:2]]
     text = summary(runs, suite=False)
