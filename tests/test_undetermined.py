@@ -45,6 +45,31 @@ def test_an_element_that_the_reference_never_gives_is_wrong(again: Callable[[int
     assert error_of_others(*output(ROW), BUDGET, again) is None
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_gives_nothing(value: float) -> None:
+    def again(number: int) -> torch.Tensor:
+        return torch.full((N,), value)
+
+    assert error_of_others(*output(ROW), BUDGET, again) is None
+
+
+def test_a_value_between_those_of_the_reference_is_given() -> None:
+    exact, got = output(ROW)
+    got[ROW] = 0.25
+    assert error_of_others(exact, got, BUDGET, giving(ROW)) == 0
+    got[ROW] = 1.0 + 4e-6  # more than the root mean square of errors beyond
+    assert error_of_others(exact, got, BUDGET, giving(ROW)) is None
+
+
+def test_without_memory_for_it_an_output_stays_wrong() -> None:
+    def again(number: int) -> list[torch.Tensor]:
+        raise torch.OutOfMemoryError
+
+    exact, got = output(ROW)
+    expected = oracle.Expected("tensor", (exact,), (got.dtype,), ((1,),), (BUDGET,), again=again)
+    assert "output is wrong" in (compare(expected, "tensor", [got])[1] or "")
+
+
 def test_two_elements_must_both_be_given() -> None:
     assert error_of_others(*output(ROW, OTHER), BUDGET, giving(ROW)) is None
 

@@ -31,24 +31,30 @@ def error_of_others(exact: torch.Tensor, got: torch.Tensor, budget: ErrorBudget,
     """
     error = (got.double() - exact).abs().reshape(-1)
     worst = error.topk(min(MOST, error.numel() // ONE_OF)).indices
+    if _beyond(error.index_fill(0, worst, 0.0), budget) > 1:
+        return None
     for count, place in enumerate(worst, 1):
         error[place] = 0.0
-        others = max(
-            float(torch.linalg.vector_norm(error)) / math.sqrt(error.numel()) / budget.rms,
-            float(error.max()) / budget.max,
-        )
+        others = _beyond(error, budget)
         if others <= 1:
             return others if _given(worst[:count], exact, got, budget, again) else None
     return None
 
 
+def _beyond(error: torch.Tensor, budget: ErrorBudget) -> float:
+    """Returns the errors in units of the budget."""
+    rms = float(torch.linalg.vector_norm(error)) / math.sqrt(error.numel())
+    return max(rms / budget.rms, float(error.max()) / budget.max)
+
+
 def _given(places: torch.Tensor, exact: torch.Tensor, got: torch.Tensor, budget: ErrorBudget, again: Again) -> bool:
-    """Returns whether each of these elements lies between values that the reference gives it."""
+    """Returns whether each of these elements lies between finite values that the reference gives it."""
     value, low = got.reshape(-1)[places].double(), exact.reshape(-1)[places]
     high = low
     for number in range(TRIES):
         given = again(number).reshape(-1)[places].double()
+        given = torch.where(torch.isfinite(given), given, low)
         low, high = torch.minimum(low, given), torch.maximum(high, given)
-        if bool(((value >= low - budget.max) & (value <= high + budget.max)).all()):
+        if bool(((value >= low - budget.rms) & (value <= high + budget.rms)).all()):
             return True
     return False
