@@ -231,9 +231,10 @@ class TaskEvaluator:
                 look = self._backend.look(candidate.source, compiled, f"look:{key}")
         except Stop as stop:
             return self._failure(candidate, stop, compiled, self._seconds(stop, time.perf_counter() - begin))
-        seconds = self._seconds(look, time.perf_counter() - begin) if look.seconds else {}
         ended = bar.is_above(look.timings)
+        seconds: Mapping[str, float] = {}
         if look.seconds:
+            seconds = self._seconds(look, time.perf_counter() - begin)
             self._first_looks.looked(look.seconds[self._backend.stage], ended=ended)
         if not ended:
             return Look(look.timings, seconds)

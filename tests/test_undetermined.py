@@ -57,7 +57,7 @@ def test_a_value_between_those_of_the_reference_is_given() -> None:
     exact, got = output(ROW)
     got[ROW] = 0.25
     assert error_of_others(exact, got, BUDGET, giving(ROW)) == 0
-    got[ROW] = 1.0 + 4e-6  # more than the root mean square of errors beyond
+    got[ROW] = 1.0 + 4e-6  # More than the root mean square of errors beyond.
     assert error_of_others(exact, got, BUDGET, giving(ROW)) is None
 
 
@@ -92,7 +92,7 @@ def test_many_elements_are_wrong_whatever_the_reference_gives() -> None:
 
 def test_what_is_left_must_be_within_the_budget() -> None:
     exact, got = output(ROW)
-    got[OTHER] += 5e-6  # within the largest error that is allowed
+    got[OTHER] += 5e-6  # Within the largest error that is allowed.
     found = error_of_others(exact, got, BUDGET, giving(ROW))
     assert found == pytest.approx(0.5, rel=1e-2)
     got += 5e-6

@@ -20,28 +20,21 @@ def estimate(folder: Path) -> Figures:
     """Returns the tables of `ranks.csv` by task and of `suites.csv` by suite, and mean coefficients."""
     rows = csv_rows(folder / "ranks.csv")
     ranked = [row for row in rows if row["estimate_us"]]
-    tasks = [list(found) for _, found in itertools.groupby(ranked, lambda row: (row["origin"], row["task"]))]
-    tasks = [found for found in tasks if len(found) >= FEWEST]
+    tasks = _tasks(ranked, "origin")
     figures = {
         "ranks": _table(tasks),
         "ranks.refused": str(len(rows) - len(ranked)),
         "ranks.candidates": str(len(rows)),
     }
     for origin in ("rules", "answers"):
-        found = [_coefficient(task) for task in tasks if task[0]["origin"] == origin]
-        figures[f"ranks.{origin}"] = _with_range(found)
+        figures[f"ranks.{origin}"] = _mean([task for task in tasks if task[0]["origin"] == origin])
     return figures | _suites(folder)
-
-
-def _with_range(coefficients: Sequence[float]) -> str:
-    return f"{statistics.fmean(coefficients):.2f} ({min(coefficients):.2f} to {max(coefficients):.2f})"
 
 
 def _suites(folder: Path) -> Figures:
     """Returns the coefficients on suites that nothing was chosen with, from `suites.csv`, one row a candidate."""
     rows = csv_rows(folder / "suites.csv")
-    tasks = [list(found) for _, found in itertools.groupby(rows, lambda row: (row["suite"], row["task"]))]
-    tasks = [found for found in tasks if len(found) >= FEWEST]
+    tasks = _tasks(rows, "suite")
     lines = []
     for suite, group in itertools.groupby(tasks, lambda found: found[0]["suite"]):
         chosen = list(group)
@@ -56,8 +49,10 @@ def _suites(folder: Path) -> Figures:
     }
 
 
-def _mean(tasks: Sequence[Rows]) -> str:
-    return _with_range([_ranked(task) for task in tasks])
+def _tasks(rows: Rows, kind: str) -> list[Rows]:
+    """Returns the candidates of each task that has enough, by the column `kind` and the task, as they come."""
+    tasks = (list(found) for _, found in itertools.groupby(rows, lambda row: (row[kind], row["task"])))
+    return [found for found in tasks if len(found) >= FEWEST]
 
 
 def _near(rows: Rows) -> Rows:
@@ -66,18 +61,21 @@ def _near(rows: Rows) -> Rows:
     return [row for row in rows if float(row["speedup"]) * NEAR >= best]
 
 
-def _ranked(rows: Rows) -> float:
-    """Returns Spearman's coefficient of estimated and measured speedups; 0 if all estimates are the same."""
-    estimated = _column(rows, "estimated_speedup")
-    if len(set(estimated)) == 1:
-        return 0.0
-    return float(scipy.stats.spearmanr(estimated, _column(rows, "speedup")).statistic)
+def _mean(tasks: Sequence[Rows]) -> str:
+    found = [_coefficient(task) for task in tasks]
+    return f"{statistics.fmean(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
 def _coefficient(rows: Rows) -> float:
-    """Returns Spearman's coefficient of estimated and measured times."""
-    times = [1 / s for s in _column(rows, "speedup")]
-    return float(scipy.stats.spearmanr(_column(rows, "estimate_us"), times).statistic)
+    """Returns Spearman's coefficient of estimated and measured speedups; 0 if all estimates are the same.
+
+    Of an estimated time the order counts alone: less is faster.
+    """
+    times = "estimate_us" in rows[0]
+    estimated = [-us for us in _column(rows, "estimate_us")] if times else _column(rows, "estimated_speedup")
+    if len(set(estimated)) == 1:
+        return 0.0
+    return float(scipy.stats.spearmanr(estimated, _column(rows, "speedup")).statistic)
 
 
 def _column(rows: Rows, name: str) -> list[float]:

@@ -65,29 +65,9 @@ def max_pool_clamp_kernel(
 
 
 def entry(x, scale, conv_weight, conv_bias, group_norm_weight, group_norm_bias):
-    n_batch, in_channels, height, width = x.shape
-    out_channels, _, kernel_height, kernel_width = conv_weight.shape
-    out_height, out_width = height - kernel_height + 1, width - kernel_width + 1
+    convolved = convolution(x, conv_weight, conv_bias)
+    n_batch, out_channels, out_height, out_width = convolved.shape
     n_positions = out_height * out_width
-    convolved = torch.empty((n_batch, out_channels, out_height, out_width), dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(n_positions, 64), triton.cdiv(out_channels, 64), n_batch)
-    conv_kernel[grid](
-        x,
-        conv_weight,
-        conv_bias,
-        convolved,
-        in_channels,
-        height,
-        width,
-        out_channels,
-        out_height,
-        out_width,
-        KERNEL_HEIGHT=kernel_height,
-        KERNEL_WIDTH=kernel_width,
-        BLOCK_M=64,
-        BLOCK_N=64,
-        BLOCK_K=32,
-    )
     n_groups = 16
     channels = out_channels // n_groups
     scaled = torch.empty_like(convolved)

@@ -18,29 +18,9 @@ def multiply_leaky_relu_gelu_kernel(x_ptr, multiplier_ptr, y_ptr, n_channels, si
 
 
 def entry(x, multiplier, conv_weight, conv_bias):
-    n_batch, in_channels, height, width = x.shape
-    out_channels, _, kernel_height, kernel_width = conv_weight.shape
-    out_height, out_width = height - kernel_height + 1, width - kernel_width + 1
+    convolved = convolution(x, conv_weight, conv_bias)
+    n_batch, out_channels, out_height, out_width = convolved.shape
     n_positions = out_height * out_width
-    convolved = torch.empty((n_batch, out_channels, out_height, out_width), dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(n_positions, 64), triton.cdiv(out_channels, 64), n_batch)
-    conv_kernel[grid](
-        x,
-        conv_weight,
-        conv_bias,
-        convolved,
-        in_channels,
-        height,
-        width,
-        out_channels,
-        out_height,
-        out_width,
-        KERNEL_HEIGHT=kernel_height,
-        KERNEL_WIDTH=kernel_width,
-        BLOCK_M=64,
-        BLOCK_N=64,
-        BLOCK_K=32,
-    )
     y = torch.empty_like(convolved)
     grid = (n_batch * out_channels, triton.cdiv(n_positions, 1024))
     multiply_leaky_relu_gelu_kernel[grid](convolved, multiplier, y, out_channels, n_positions, BLOCK=1024)

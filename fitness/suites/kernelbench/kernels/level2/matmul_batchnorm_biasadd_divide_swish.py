@@ -41,14 +41,11 @@ def norm_swish_kernel(
 
 
 def entry(x, bias, matmul_weight, matmul_bias, bn_weight, bn_bias):
-    M, K = x.shape
-    N = matmul_weight.shape[0]
-    product = torch.empty((M, N), dtype=x.dtype, device=x.device)
+    product = linear(x, matmul_weight, matmul_bias)
+    M, N = product.shape
     mean = torch.empty((N,), dtype=torch.float32, device=x.device)
     inverse = torch.empty((N,), dtype=torch.float32, device=x.device)
     y = torch.empty_like(product)
-    grid = (triton.cdiv(M, 64), triton.cdiv(N, 64))
-    linear_kernel[grid](x, matmul_weight, matmul_bias, product, M, N, K, BLOCK_M=64, BLOCK_N=64, BLOCK_K=32)
     statistics_kernel[(triton.cdiv(N, 32),)](product, mean, inverse, M, N, BLOCK_M=32, BLOCK_N=32)
     grid = (M, triton.cdiv(N, 1024))
     norm_swish_kernel[grid](product, mean, inverse, bn_weight, bn_bias, bias, y, N, BLOCK=1024)

@@ -30,13 +30,8 @@ def sum_scale_kernel(x_ptr, y_ptr, n_columns, SCALE: tl.constexpr, BLOCK: tl.con
 
 
 def entry(x, matmul_weight, matmul_bias):
-    n_rows, n_inner = x.shape
-    n_columns = matmul_weight.shape[0]
-    product = torch.empty((n_rows, n_columns), dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(n_rows, 64), triton.cdiv(n_columns, 64))
-    linear_kernel[grid](
-        x, matmul_weight, matmul_bias, product, n_rows, n_columns, n_inner, BLOCK_M=64, BLOCK_N=64, BLOCK_K=32
-    )
+    product = linear(x, matmul_weight, matmul_bias)
+    n_rows, n_columns = product.shape
     n_pooled = n_columns // 2
     pooled = torch.empty((n_rows, n_pooled), dtype=x.dtype, device=x.device)
     max_pool_kernel[(n_rows, triton.cdiv(n_pooled, 1024))](product, pooled, n_columns, n_pooled, WINDOW=2, BLOCK=1024)

@@ -36,7 +36,7 @@ def logsumexp_mish_kernel(x_ptr, y_ptr, n_columns, BLOCK: tl.constexpr):
         sums += tl.exp(x - top)
     value = top + tl.log(tl.sum(sums, axis=0))
 
-    # mish(v) = v * tanh(log(1 + e)) with e = exp(v), which is v * n / (n + 2) with n = e * (e + 2)
+    # mish(v) = v * tanh(log(1 + e)) = v * n / (n + 2) with e = exp(v), n = e * (e + 2).
     e = tl.exp(tl.minimum(value, 20.0))
     n = e * (e + 2.0)
     mish = value * n / (n + 2.0)
@@ -44,13 +44,8 @@ def logsumexp_mish_kernel(x_ptr, y_ptr, n_columns, BLOCK: tl.constexpr):
 
 
 def entry(x, matmul_weight, matmul_bias):
-    n_rows, n_inner = x.shape
-    n_columns = matmul_weight.shape[0]
-    product = torch.empty((n_rows, n_columns), dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(n_rows, 64), triton.cdiv(n_columns, 64))
-    linear_kernel[grid](
-        x, matmul_weight, matmul_bias, product, n_rows, n_columns, n_inner, BLOCK_M=64, BLOCK_N=64, BLOCK_K=32
-    )
+    product = linear(x, matmul_weight, matmul_bias)
+    n_rows, n_columns = product.shape
     clamped = torch.empty_like(product)
     size = product.numel()
     scale_double_clamp_kernel[(triton.cdiv(size, 1024),)](

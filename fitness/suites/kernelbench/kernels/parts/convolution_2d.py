@@ -1,3 +1,4 @@
+import torch
 import triton
 import triton.language as tl
 
@@ -45,3 +46,30 @@ def conv_kernel(
     total += tl.load(bias_ptr + channels, mask=channels < out_channels, other=0.0)
     places = (batch * out_channels + channels) * n_positions + positions
     tl.store(y_ptr + places, total, mask=(channels < out_channels) & (positions < n_positions))
+
+
+def convolution(x, weight, bias):
+    n_batch, in_channels, height, width = x.shape
+    out_channels, _, kernel_height, kernel_width = weight.shape
+    out_height, out_width = height - kernel_height + 1, width - kernel_width + 1
+    n_positions = out_height * out_width
+    y = torch.empty((n_batch, out_channels, out_height, out_width), dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(n_positions, 64), triton.cdiv(out_channels, 64), n_batch)
+    conv_kernel[grid](
+        x,
+        weight,
+        bias,
+        y,
+        in_channels,
+        height,
+        width,
+        out_channels,
+        out_height,
+        out_width,
+        KERNEL_HEIGHT=kernel_height,
+        KERNEL_WIDTH=kernel_width,
+        BLOCK_M=64,
+        BLOCK_N=64,
+        BLOCK_K=32,
+    )
+    return y

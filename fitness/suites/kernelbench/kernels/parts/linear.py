@@ -1,3 +1,4 @@
+import torch
 import triton
 import triton.language as tl
 
@@ -28,3 +29,12 @@ def linear_kernel(
         total += tl.dot(x, weight, input_precision="ieee")
     total += tl.load(bias_ptr + columns, mask=columns < n_columns, other=0.0)
     tl.store(y_ptr + rows * n_columns + columns, total, mask=(rows < n_rows) & (columns < n_columns))
+
+
+def linear(x, weight, bias):
+    n_rows, n_inner = x.shape
+    n_columns = weight.shape[0]
+    y = torch.empty((n_rows, n_columns), dtype=x.dtype, device=x.device)
+    grid = (triton.cdiv(n_rows, 64), triton.cdiv(n_columns, 64))
+    linear_kernel[grid](x, weight, bias, y, n_rows, n_columns, n_inner, BLOCK_M=64, BLOCK_N=64, BLOCK_K=32)
+    return y
