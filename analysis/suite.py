@@ -150,12 +150,18 @@ def _head(
     return f"{counts}{said if done else ''}\n"
 
 
+def ratios(
+    kernels: Sequence[SuiteKernel], names: Sequence[str]
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Returns what the best kernels are over each baseline, by its name: all ratios, and those that are no ties."""
+    found = {name: [s for k in kernels if (s := k.over(name)) is not None] for name in names}
+    return found, {n: [s for k in kernels if (s := k.over(n)) is not None and not k.ties(n)] for n in names}
+
+
 def _beside_pytorch(timed: Sequence[SuiteKernel]) -> list[str]:
     """fast_p against PyTorch, and its times.  Searches that are not finished count as none."""
     names = sorted({name for k in timed for name in k.baselines})
-    counted = [k for k in timed if k.outcome] or timed
-    found = {name: [s for k in counted if (s := k.over(name)) is not None] for name in names}
-    won = {n: [s for k in counted if (s := k.over(n)) is not None and not k.ties(n)] for n in names}
+    found, won = ratios([k for k in timed if k.outcome] or timed, names)
     rows = [(f"fast_{p:g}", *(_share(sum(s > p for s in won[n]), len(found[n])) for n in names)) for p in FAST]
     rows.append(("tie", *(_share(len(found[n]) - len(won[n]), len(found[n])) for n in names)))
     rows += [

@@ -14,7 +14,7 @@ from typing import Any
 from analysis import stats
 from analysis.figures.text import Figures, arithmetic, geometric, median, percent, share, table, times, within
 from analysis.outcomes import SUCCESS
-from analysis.suite import FAST, SuiteKernel
+from analysis.suite import FAST, SuiteKernel, ratios
 from analysis.suite import count as candidates_of
 from analysis.suite_kernels import FILE, merged, read_kernels
 
@@ -201,27 +201,23 @@ def searched(folder: Path) -> Figures:
 def _beside_pytorch(kernels: Sequence[SuiteKernel]) -> Figures:
     """Returns what the best kernels are over PyTorch.  A ratio whose interval includes 1 is a tie."""
     names = ("eager", "torch.compile")
-    over = {name: [(k.over(name), k.ties(name)) for k in kernels if k.over(name) is not None] for name in names}
-    ratios = {name: [ratio for ratio, _ in over[name] if ratio is not None] for name in names}
-    faster = {name: [ratio for ratio, tie in over[name] if ratio is not None and not tie] for name in names}
+    found, faster = ratios(kernels, names)
 
     def row(what: str, count: Mapping[str, int]) -> tuple[str, ...]:
-        return what, *(
-            f"{count[name]} of {len(ratios[name])}, {share(count[name], len(ratios[name]))}" for name in names
-        )
+        return what, *(f"{count[name]} of {len(found[name])}, {share(count[name], len(found[name]))}" for name in names)
 
     rows = [row(f"fast_{p:g}", {name: sum(ratio > p for ratio in faster[name]) for name in names}) for p in FAST]
-    rows.insert(1, row("tie (the 95% interval includes 1)", {n: len(ratios[n]) - len(faster[n]) for n in names}))
+    rows.insert(1, row("tie (the 95% interval includes 1)", {n: len(found[n]) - len(faster[n]) for n in names}))
     rows += [
-        ("median", *(median(ratios[n]) for n in names)),
-        ("geometric mean", *(geometric(ratios[n]) for n in names)),
+        ("median", *(median(found[n]) for n in names)),
+        ("geometric mean", *(geometric(found[n]) for n in names)),
     ]
     figures = {"table": table(("over", *names), rows)}
     for name, key in zip(names, ("eager", "compile"), strict=True):
-        figures[f"{key}-fast1"] = f"{sum(ratio > 1 for ratio in faster[name])} of {len(ratios[name])}"
-        figures[f"{key}-ties"] = str(len(ratios[name]) - len(faster[name]))
-        figures[f"{key}-median"] = median(ratios[name])
-        figures[f"{key}-mean"] = times(stats.geometric_mean(ratios[name]))
+        figures[f"{key}-fast1"] = f"{sum(ratio > 1 for ratio in faster[name])} of {len(found[name])}"
+        figures[f"{key}-ties"] = str(len(found[name]) - len(faster[name]))
+        figures[f"{key}-median"] = median(found[name])
+        figures[f"{key}-mean"] = times(stats.geometric_mean(found[name]))
     return figures
 
 
