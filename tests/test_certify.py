@@ -439,6 +439,33 @@ def test_a_tool_that_did_not_get_through_has_shown_nothing(output):
     assert finding.problem.startswith("it did not run to its end")
 
 
+def test_a_watched_process_has_its_context_before_others_wait_for_the_gpu(monkeypatch, tmp_path):
+    """A tool may hang while it makes the context: then nobody waits, and the process is ended."""
+    import contextlib
+    import pickle
+
+    from fitness.certify import sanitize_process
+
+    order: list[object] = []
+
+    @contextlib.contextmanager
+    def held(name, seconds):
+        order.append((name, seconds))
+        yield
+        order.append("given back")
+
+    (tmp_path / "work").write_bytes(pickle.dumps((None, [], "s")))
+    monkeypatch.setattr(sanitize_process, "load_task", lambda *_, **__: None)
+    monkeypatch.setattr(sanitize_process, "ended_after", lambda seconds: held("limit", seconds))
+    monkeypatch.setattr(sanitize_process, "held_for", held)
+    monkeypatch.setattr(sanitize_process.torch, "empty", lambda *_, device: order.append(f"context on {device}"))
+    monkeypatch.setattr(sanitize_process, "replayed", lambda *_: order.append("replayed") or 0)
+    sanitize_process.main(["task", str(tmp_path / "work"), "GPU-1"])
+    assert order == [
+        ("limit", 60), "context on cuda", "given back", ("GPU-1", 240), "replayed", "given back",
+    ]  # fmt: skip
+
+
 @pytest.mark.skipif(bool(find_tool(PROGRAM)), reason="it is installed")
 def test_without_the_tool_the_check_is_not_run(task, tmp_path):
     from fitness.certify.sanitize import sanitize

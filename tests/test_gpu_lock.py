@@ -151,6 +151,11 @@ print("left", flush=True)
 """
 
 
+def test_a_tool_that_hangs_before_it_has_the_lock_ends_too(tmp_path: Path) -> None:
+    code = "import time; from fitness.gpu.gpu_lock import ended_after\nwith ended_after(1): time.sleep(60)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGALRM
+
+
 @pytest.mark.parametrize(("seconds", "code", "said"), [("60", -signal.SIGALRM, "mine\n"), ("0", 0, "mine\nleft\n")])
 def test_a_tool_keeps_the_lock_for_a_limited_time(tmp_path: Path, seconds: str, code: int, said: str) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -23,6 +23,7 @@ from fitness.gpu.runner import LOCK_S, LaunchBundle
 # With their options.  Errors of API calls are left out: torch causes some when it looks for features of the driver.
 TOOLS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
 PROGRAM = "compute-sanitizer"
+START_S = 60  # until the watched process has a CUDA context; a second usually, but a tool may hang
 WALL_S = 240.0  # of one tool on the GPU; before, starting torch under it takes 10 to 20 s
 FINISHED = "finished:"  # the process prints it last; without it nothing was shown
 _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", re.MULTILINE)

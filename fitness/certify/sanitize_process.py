@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 
 from evo.core.records import Case
-from fitness.certify.sanitize import FINISHED, WALL_S
+from fitness.certify.sanitize import FINISHED, START_S, WALL_S
 from fitness.frontend.memory import DTYPES, Layout
 from fitness.frontend.plan import ITEMSIZE, LaunchPlan, TensorRef
 from fitness.gpu.buffers import DeviceMemory
-from fitness.gpu.gpu_lock import held_for
+from fitness.gpu.gpu_lock import ended_after, held_for
 from fitness.gpu.program import Program
 from fitness.gpu.programs import Loaded
 from fitness.gpu.runner import LaunchBundle
@@ -52,6 +52,8 @@ class SeparateBuffers(DeviceMemory):
 def main(arguments: list[str]) -> None:
     task = load_task(arguments[0], tried=True)
     bundle, cases, seed = pickle.loads(Path(arguments[1]).read_bytes())
+    with ended_after(START_S):  # before the lock: a tool that hung here kept others from the GPU for minutes
+        torch.empty(0, device="cuda")  # makes the context
     with held_for(arguments[2], int(WALL_S)):
         launches = replayed(task, bundle, cases, seed)
     print(FINISHED, f"{launches} launches of {len(cases)} cases", flush=True)
@@ -60,7 +62,6 @@ def main(arguments: list[str]) -> None:
 def replayed(task: Task, bundle: LaunchBundle, cases: Sequence[Case], seed: str) -> int:
     """Executes the plan of each case once; returns the number of launches."""
     device = torch.device("cuda")
-    torch.empty(0, device=device)  # makes the context: kernels are loaded before anything is written
     loaded = Loaded(bundle)
     launches = 0
     with torch.no_grad():

@@ -67,15 +67,21 @@ class GpuLock:
 def held_for(uuid: str, seconds: int) -> Iterator[None]:
     """Holds the lock of a GPU for a tool that watches this process.
 
-    The process is ended if it holds the lock for longer.  Call it after all imports: a tool makes Python start slowly,
-    and meanwhile others use the GPU.
+    The process is ended if it holds the lock for longer.  Call it after all imports, with a CUDA context: a tool makes
+    Python start slowly, and meanwhile others use the GPU.
     """
-    with GpuLock(uuid).held():
-        signal.alarm(seconds)
-        try:
-            yield
-        finally:
-            signal.alarm(0)
+    with GpuLock(uuid).held(), ended_after(seconds):
+        yield
+
+
+@contextlib.contextmanager
+def ended_after(seconds: int) -> Iterator[None]:
+    """Ends this process if what follows takes longer, also if it does not come back to Python."""
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def _opened(path: Path) -> int:

@@ -167,12 +167,13 @@ def _drawn(
         case "constant":
             return torch.full((count,), form["value"], dtype=dtype, device=device)
         case "quantiles":
+            values = torch.tensor(form["values"], dtype=torch.float32)
             # A copy that blocks would wait for all that the GPU was given before.
-            values = torch.tensor(form["values"], dtype=torch.float32).to(device, non_blocking=True)
-            # Of few passes over memory, which take most of a draw on a GPU.
-            place = torch.rand(count, generator=generator, device=device).mul_(len(form["values"]) - 1)
-            left = place.int().clamp_(max=len(form["values"]) - 2)
-            return values[left].addcmul_(values.diff()[left], place.frac_()).to(dtype)
+            lower, rise = torch.stack((values[:-1], values.diff())).to(device, non_blocking=True)
+            # Of few launches and passes over memory, which take most of a draw on a GPU.
+            place = torch.rand(count, generator=generator, device=device).mul_(len(rise))
+            left = place.int().clamp_(max=len(rise) - 1)
+            return lower.index_select(0, left).addcmul_(rise.index_select(0, left), place.frac_()).to(dtype)
         case "randint":
             low, high = form["low"], form["high"]
             if dtype in _INDICES and "sentinel" not in form and count <= high - low <= MOST_DISTINCT:
