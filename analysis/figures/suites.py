@@ -41,6 +41,7 @@ def csv_rows(path: Path) -> Rows:
 CHOSEN_RULES = frozenset({"exact_grid", "rows_per_program", "whole_row", "tiles_per_program", "persistent"})
 _PARTS = (".", "later", "attention")  # campaigns, in the order in which they count
 _BETTER = 1.03  # a candidate that raises the best by this factor counts as better, in the table of operators
+FAR = 10  # a seed kernel that can be made so many times as fast was none that anybody would use
 _FEW = 30  # candidates below which an operator has no line of its own
 
 
@@ -179,7 +180,10 @@ def seeds_beside_pytorch(folder: Path) -> Figures:
 
 
 def searched(folder: Path) -> Figures:
-    """Returns what one campaign over a suite came to.  A search that is not finished counts as none."""
+    """Returns what one campaign over a suite came to.  A search that is not finished counts as none.
+
+    "far" names kernels whose seed was so slow that few of them move a mean; "mean-rest" is the mean without them.
+    """
     kernels = [k for k in read_kernels(folder / FILE) if not k.reason]
     done = [k for k in kernels if k.outcome]
     speedups = [k.speedup for k in done]
@@ -194,6 +198,8 @@ def searched(folder: Path) -> Figures:
         "kept": f"{stats.geometric_mean(again):.3f}",
         "median": median(speedups),
         "mean": geometric(speedups),
+        "far": ", ".join(f"`{k.name}` ({times(k.speedup)})" for k in done if k.speedup >= FAR),
+        "mean-rest": geometric([s for s in speedups if s < FAR]),
     }
     return figures | _beside_pytorch(done)
 
