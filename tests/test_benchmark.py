@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import Counter
 
 import pytest
 
@@ -18,6 +19,8 @@ from fitness.cuda.device import DeviceFacts
 from fitness.gpu import benchmark, paired_benchmark
 from fitness.gpu.benchmark import check_roofline, rates
 from fitness.gpu.exchange import put, take
+from fitness.gpu.verification import FRESH
+from fitness.verify import oracle
 
 GPU = DeviceFacts("a GPU", "", "", (9, 0), 132, 10**6, 10**11, 1e9, 0, 0, 0, 0, 4e12, 3e12, 5e14)
 TASK = load_task("softmax")
@@ -194,3 +197,20 @@ def test_a_seed_that_takes_tenths_of_a_second_is_prepared_with_fewer_executions(
     assert usual == longer
     each = 2 * 2  # the candidate's and the baseline's, in two comparisons
     assert longer - slow >= (paired_benchmark.FLOOR_PAIRS - paired_benchmark.FLOOR_LEAST) * each
+
+
+def test_inputs_of_timed_copies_are_drawn_once_for_both_and_once_for_what_they_must_give(monkeypatch, tmp_path):
+    bench = CpuBench(monkeypatch, tmp_path, doubling(10.0))
+    made, drawn = bench.bench.programs.inputs, Counter()
+
+    def counted(case, key, variant="normal"):
+        drawn[case.name, key, variant] += 1
+        return made(case, key, variant)
+
+    monkeypatch.setattr(bench.bench.programs, "inputs", counted)
+    report = bench.evaluate(doubling(10.0))
+    assert report.timings[0].terms["launches_per_sample"] == 16
+    first = oracle.key_of("1") + FRESH
+    times = [drawn["one", first + copy, "normal"] for copy in range(16)]
+    # Some are drawn again: those that are compared with what is expected, and those that get other inputs meanwhile.
+    assert min(times) == 2 and sum(n > 2 for n in times) <= FRESH + paired_benchmark.SWAPS

@@ -23,7 +23,7 @@ from fitness.frontend.stages import Stop
 from fitness.frontend.target import narrowest_rate
 from fitness.gpu import fingerprint
 from fitness.gpu.autotune import select
-from fitness.gpu.baselines import KINDS, Baseline, called, names, reason
+from fitness.gpu.baselines import KINDS, Baseline, BaselineCall, called, names, reason
 from fitness.gpu.eager_check import Match, Planned, compare_answer, write
 from fitness.gpu.paired_benchmark import PairedBenchmark, SeedTimes
 from fitness.gpu.program import Program
@@ -191,8 +191,7 @@ class Benchmark:
 
     def _looked(self, loaded: Loaded, case: Case, key: int, summary: VerificationSummary) -> Timing:
         verified = self._verifier.verified(loaded, case, key, summary, 1, prove=False)
-        program, keys = self._for_timing(loaded, case, verified, key)
-        baseline = self.programs.baseline(case, (self.programs.inputs(case, key) for key in keys), program.copies)
+        program, baseline, _ = self._for_timing(loaded, case, verified, key)
         own_us, baseline_us = self.timer.beside(program, baseline, LOOK_PAIRS)
         ratio = paired_ratio(own_us, baseline_us)
         ci95 = ratio.low / LOOK_MARGIN, ratio.high * LOOK_MARGIN
@@ -318,9 +317,7 @@ class Benchmark:
         return _timing(case, found, self._terms(case, found, noise.floor, copies))
 
     def _timed(self, loaded: Loaded, case: Case, verified: Program, key: int, summary: VerificationSummary) -> Timing:
-        program, keys = self._for_timing(loaded, case, verified, key)
-        # Drawn again: the candidate may have changed its own, and must not slow down the seed by that.
-        baseline = self.programs.baseline(case, (self.programs.inputs(case, key) for key in keys), program.copies)
+        program, baseline, keys = self._for_timing(loaded, case, verified, key)
         paired = PairedBenchmark(self._verifier, self.timer, summary, case, program, verified, baseline, keys)
         noise = self.seed_times.noise(case, baseline, keys)
         found = paired.decide(noise, functools.partial(self.seed_times.input_slowdown, paired))
@@ -330,21 +327,30 @@ class Benchmark:
             terms["own_time_share"] = self._own_time(case, program)
         return _timing(case, found, terms)
 
-    def _for_timing(self, loaded: Loaded, case: Case, verified: Program, key: int) -> tuple[Program, list[int]]:
-        """Returns a verified program that can be timed, and the keys of its inputs, on which it was not executed yet.
+    def _for_timing(
+        self, loaded: Loaded, case: Case, verified: Program, key: int
+    ) -> tuple[Program, Program | BaselineCall, list[int]]:
+        """Returns a verified program that can be timed, the baseline on the same inputs, and the keys of these.
 
-        Each copy has other inputs, or a kernel could take the results of the copy before it.
+        The program was not executed on them yet, so it cannot have changed those of the baseline.  Each copy has other
+        inputs, or a kernel could take the results of the copy before it.
         """
         copies = self.seed_times.copies(case, verified)
         keys = [key + FRESH + copy for copy in range(copies)]
         if copies > 1:
             program = self.programs.build(loaded, case, [self.programs.inputs(case, key)] * copies, copies)
             program.replay()  # the first replay takes longer and is not timed
-            self.programs.write(case, program, keys)
+            drawn = self._written(case, program, keys)
             if not program.inputs_are_equal():  # some tasks have few different inputs
-                return program, keys
-        self.programs.write(case, verified, keys[:1])
-        return verified, keys[:1]
+                return program, self.programs.baseline(case, drawn, copies), keys
+        drawn = self._written(case, verified, keys[:1])
+        return verified, self.programs.baseline(case, drawn), keys[:1]
+
+    def _written(self, case: Case, program: Program, keys: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Returns the inputs of each key, after they were written to a copy of the program."""
+        drawn = [self.programs.inputs(case, key) for key in keys]
+        program.write_all(drawn)
+        return drawn
 
     def _own_time(self, case: Case, program: Program) -> float:
         """Returns the share of own kernels in the time of all steps.  Raises Stop if it is too little."""
