@@ -64,6 +64,17 @@ def test_a_program_is_executed_on_buffers_that_lie_apart(monkeypatch):
     assert program.outputs()[0].tolist() == [0, 2, 4, 6]
 
 
+def test_arguments_without_others_are_those_of_all_copies(monkeypatch):
+    without_graphs(monkeypatch)
+    program = made(COPIES)
+    program.write_all([arguments(3)])
+    program.replay()
+    assert all(program.outputs(copy)[0].tolist() == [60, 62, 64, 66] for copy in range(COPIES))
+    program.write_all(arguments(copy) for copy in range(COPIES))
+    program.replay()
+    assert program.outputs(1)[0].tolist() == [20, 22, 24, 26]
+
+
 def replayed(program: Program, meddle: Callable[[], object] = lambda: None) -> None:
     program.reset()
     program.replay()

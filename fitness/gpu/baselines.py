@@ -85,7 +85,7 @@ class BaselineCall(Replayable):
         self._task, self._kind = task, kind
         self._compiled = (compiled or Compiled()) if kind.compiled else None
         self._results: list[Any] = []
-        self.write_all([first] * copies)
+        self.write_all([first])
         self._sets = [self._arguments(first, copy) for copy in range(copies)]
 
     def call(self) -> None:

@@ -160,7 +160,7 @@ class Benchmark:
         for case in (c for c in self.task.cases if c.role == "tune"):
             arguments = self.programs.inputs(case, oracle.key_of("seed"))
             copies = self.seed_times.copies(case, self.programs.build(loaded, case, [arguments]))
-            program = self.programs.build(loaded, case, [arguments] * copies, copies)
+            program = self.programs.build(loaded, case, [arguments], copies)
             found += [self._beside_pytorch(name, case, program, arguments) for name in names(self.task)]
         return found
 
@@ -168,7 +168,7 @@ class Benchmark:
         try:
             call = self.programs.call(called(self.task, name), KINDS[name], case, program.copies)
             call.build()
-            call.write_all([arguments] * program.copies)
+            call.write_all([arguments])
         except Exception as error:  # compilers and captures raise all kinds
             torch.cuda.synchronize()  # raises if the context is lost
             return Baseline(name, case.name, error=reason(error))
@@ -338,7 +338,7 @@ class Benchmark:
         copies = self.seed_times.copies(case, verified)
         keys = [key + FRESH + copy for copy in range(copies)]
         if copies > 1:
-            program = self.programs.build(loaded, case, [self.programs.inputs(case, key)] * copies, copies)
+            program = self.programs.build(loaded, case, [self.programs.inputs(case, key)], copies)
             program.replay()  # the first replay takes longer and is not timed
             drawn = self._written(case, program, keys)
             if not program.inputs_are_equal():  # some tasks have few different inputs

@@ -129,10 +129,11 @@ class DeviceMemory(Layout):
     def window(self, ref: TensorRef, copy: int = 0) -> torch.Tensor:
         return self.windows(ref)[copy]
 
-    def write(self, arguments: Sequence[Any], copy: int = 0) -> None:
-        """Writes the entry's arguments to a copy.  Raises PlanError if they do not fit the plan."""
+    def write(self, arguments: Sequence[Any], copy: int | slice = 0) -> None:
+        """Writes the entry's arguments to a copy, or to several.  Raises PlanError if they do not fit the plan."""
         for ref, tensor in self.checked_inputs(arguments):
-            assign(self.window(ref, copy), tensor)
+            target = self.windows(ref)[copy]
+            assign(target, tensor.expand_as(target))
 
     def poison_owned(self, poison: Poison = POISONS[0]) -> None:
         """Fills the plan's own buffers with values that no right answer has, and the gaps between rows of arguments."""

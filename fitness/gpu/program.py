@@ -216,16 +216,22 @@ class Replayable:
         self._outputs = [memory.windows(ref) for ref in outputs]
         self.integrity = Integrity(self._outputs, self._read, memory, device)
 
-    def write_inputs(self, arguments: Sequence[Any], copy: int = 0) -> None:
-        """Writes the entry's arguments to one copy.  Raises PlanError if they do not fit the plan."""
+    def write_inputs(self, arguments: Sequence[Any], copy: int | slice = 0) -> None:
+        """Writes the entry's arguments to one copy, or to several.  Raises PlanError if they do not fit the plan."""
         self.memory.write(arguments, copy)
         for i, kept in self._pristine.items():
             kept[copy].copy_(arguments[i])
 
     def write_all(self, inputs: Iterable[Sequence[Any]]) -> None:
-        """Writes the entry's arguments for each copy.  Raises PlanError if they do not fit the plan."""
-        for copy, arguments in enumerate(inputs):
-            self.write_inputs(arguments, copy)
+        """Writes the entry's arguments for each copy, or those for all if there are no others.
+
+        Raises PlanError if they do not fit the plan.
+        """
+        written = 0
+        for written, arguments in enumerate(inputs, 1):
+            self.write_inputs(arguments, written - 1)
+        if written == 1 < self.copies:
+            self.write_inputs(arguments, slice(1, None))
 
     def restore_written(self) -> None:
         """Enqueues: written arguments as they were given."""

@@ -82,7 +82,7 @@ class Programs:
     def build(self, loaded: Loaded, case: Case, inputs: Iterable[Sequence[Any]], copies: int = 1) -> Program:
         """Returns the program of a case.
 
-        inputs: the entry's arguments for each copy.  Raises Stop if they do not fit.
+        inputs: the entry's arguments for each copy, or for all.  Raises Stop if they do not fit.
         """
         program = Program(
             loaded.bundle.plans[case.name],
