@@ -145,7 +145,7 @@ _TABLES = (
             _RUN,
             _TRIAL,
             _CANDIDATE_COLUMN,
-            ("operator", _TEXT, "", "that made it; `seed` for trial 0"),
+            ("operator", _TEXT, "", "that made it; `seed` for trial 0, or `baseline` if that is PyTorch"),
             ("parents", _TRIALS, "", "trials it was made from; the first gave the most"),
             ("island", _SMALL, "", "it belongs to"),
             ("seed", _INT, "", "keys all randomness of its evaluation"),
