@@ -26,13 +26,12 @@ from fitness.cuda.device import GpuWatch, device_facts, facts_if_same
 from fitness.cuda.faults import verdict_of_text
 from fitness.cuda.launcher import DeviceError
 from fitness.frontend.stages import Stop
-from fitness.gpu import fingerprint, timing
+from fitness.gpu import timing
 from fitness.gpu.benchmark import Benchmark
 from fitness.gpu.gpu_lock import GpuLock
 from fitness.gpu.runner import Report
 from fitness.sandbox.jobs import JobError
 from fitness.tasks.task import load_task
-from fitness.verify import compare
 
 _PLAIN = ("facts", "take", "leave")  # requests that launch nothing; the last two take and release the GPU lock
 
@@ -53,8 +52,6 @@ def main(arguments: list[str]) -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    compare.prepare(index)  # now, while this process holds the lock
-    fingerprint.prepare(index)
     norms.prepare((case.dtype for case in task.cases), index)
     timing.median_interval([])  # loads scipy.stats
     lock = GpuLock(GpuWatch(index).uuid)
