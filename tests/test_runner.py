@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import signal
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +18,7 @@ import torch
 from evo.core.errors import EvoError
 from evo.core.records import Verdict
 from fitness.frontend.plan import Buffer
+from fitness.gpu import runner as module
 from fitness.gpu.runner import BESIDE_S, LaunchBundle, Report, Runner
 from tests import gpu_sources as sources
 from tests.gpu_lab import Lab
@@ -99,6 +104,71 @@ def test_others_are_evaluated_beside_a_certificate_and_memory_it_takes_is_not_th
     monkeypatch.setattr(runner, "_timed", lambda *_, wall_s: Report(Verdict.OUT_OF_MEMORY, "verify", seconds=1.0))
     report = runner.evaluate(nothing, seed="0")  # nobody else has the memory
     assert (report.verdict, report.seconds) == (Verdict.OUT_OF_MEMORY, 1.0)
+
+
+# --- a process without a GPU -----------------------------------------------------------------------------------------
+
+# In the place of the runner's process: answers as it does, but keeps requests of some kinds waiting for the GPU lock.
+# It reads no request, so it need not import what is in it.
+STAND_IN = f"""#!{sys.executable}
+import sys, time
+from multiprocessing.connection import Connection
+from pathlib import Path
+folder, connection = Path(__file__).parent, Connection(int(sys.argv[4]))
+with open(folder / "started", "a") as started:
+    started.write("x")
+while True:
+    try:
+        request = connection.recv_bytes()
+    except EOFError:
+        break
+    if any(kind.encode() in request for kind in WAITING):
+        (folder / "waits").touch()
+        time.sleep(600)
+    connection.send(None)
+    connection.send_bytes({pickle.dumps(OK)!r} if b"prepare" in request else {pickle.dumps({})!r})
+"""
+NOTHING = LaunchBundle({}, {}, {})
+
+
+@pytest.fixture
+def stand_in(monkeypatch, tmp_path):
+    """Returns a function that puts a process in the place of the runner's: `stand_in(*kinds that wait)`."""
+
+    def install(*waiting: str) -> Path:
+        program = tmp_path / "python"
+        program.write_text(STAND_IN.replace("WAITING", repr(waiting)))
+        program.chmod(0o755)
+        monkeypatch.setattr(module, "sys", SimpleNamespace(executable=str(program)))
+        return tmp_path
+
+    return install
+
+
+def test_a_candidate_is_not_blamed_if_others_keep_the_gpu(monkeypatch, stand_in):
+    folder = stand_in("evaluate")
+    with Runner("softmax") as runner:
+        assert runner.prepare(NOTHING).seconds > 0
+        monkeypatch.setattr(module, "LOCK_S", 0.1)
+        report = runner.evaluate(NOTHING, seed="0")
+    assert (report.verdict, report.begun, report.seconds) == (Verdict.INFRASTRUCTURE, False, 0.0)
+    assert report.message == "another process has kept the GPU, or PyTorch has compiled, for 0.1 s"
+    assert (folder / "started").read_text() == "x"  # it did not wait again
+
+
+@pytest.mark.parametrize("kind", ["task", "beside"])
+def test_kernels_in_the_seeds_place_wait_once_if_others_keep_the_gpu(monkeypatch, stand_in, kind):
+    folder = stand_in(kind)
+    kernel = LaunchBundle({"a": None, "b": None}, {}, {})
+    with Runner("softmax") as runner:
+        runner.start({})
+        monkeypatch.setattr(module, "LOCK_S", 0.1)
+        found = runner.beside("softmax", NOTHING, kernel, False)
+    assert {case: (report.verdict, report.begun) for case, report in found.items()} == dict.fromkeys(
+        kernel.plans, (Verdict.INFRASTRUCTURE, False)
+    )
+    assert "another process has kept the GPU" in found["a"].message
+    assert (folder / "started").read_text() == "x"
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------

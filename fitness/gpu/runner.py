@@ -70,7 +70,8 @@ class Report:
     """The result of a LaunchBundle.  `check`, `timings` and `choices` exist for OK, a `message` for everything else.
 
     fault: the runner's process had to be replaced; note: a first try that a second one did not confirm; seconds: the
-    GPU's work on it, without waiting for the GPU lock or for a new process.
+    GPU's work on it, without waiting for the GPU lock or for a new process; begun: False if nothing was executed, as
+    others kept the GPU.
     """
 
     verdict: Verdict
@@ -83,6 +84,7 @@ class Report:
     note: str = ""
     seconds: float = 0.0
     infinite: Sequence[str] = ()  # of `verify`: cases whose outputs hold infinities
+    begun: bool = True
 
 
 class Runner:
@@ -152,7 +154,10 @@ class Runner:
         return report
 
     def _tried_now(self, kind: str, bundle: LaunchBundle, seed: str) -> Report:
-        """Returns the report.  A candidate that brings the process down is tried again, but not one that hangs."""
+        """Returns the report.  A candidate that brings the process down is tried again, but not one that hangs.
+
+        Nor is it tried again if others kept the GPU: to wait once more takes as long.
+        """
         with self._lock:
             if self._baseline is None:
                 raise EvoError("the runner has no baseline yet: call prepare() with the seed kernel first")
@@ -161,7 +166,7 @@ class Runner:
             for _ in range(ATTEMPTS):
                 report = self._timed(kind, bundle, seed, wall_s=wall_s)
                 seconds += report.seconds
-                if not report.fault or report.verdict is Verdict.TIMEOUT:
+                if not report.fault or not report.begun or report.verdict is Verdict.TIMEOUT:
                     break
                 first = first or report.message
             note = f"first try: {first}" if first and not report.fault else report.note
@@ -216,7 +221,7 @@ class Runner:
             found = self._switch_to(task) or self._ask("beside", seed, kernel, other, wall_s=wall_s)
             if not isinstance(found, Report):
                 return found  # type: ignore[no-any-return]
-            if len(kernel.plans) == 1:
+            if len(kernel.plans) == 1 or not found.begun:
                 return dict.fromkeys(kernel.plans, found)
             one_by_one = ({case: plan} for case, plan in kernel.plans.items())  # one of them ended the process
             return {
@@ -244,11 +249,14 @@ class Runner:
         try:
             self._living().ask(("task", os.fspath(task)), START_S)
             return None
+        except _Kept as kept:
+            report = kept.report()
         except (TimeoutError, EOFError, OSError) as error:
             said = self._process.last_words() if self._process else ""
-            self._end()
             message = f"the process on the GPU died ({type(error).__name__}); it said: {said or 'nothing'}"
-            return Report(Verdict.INFRASTRUCTURE, "verify", message, fault=True)
+            report = Report(Verdict.INFRASTRUCTURE, "verify", message, fault=True)
+        self._end()
+        return report
 
     def start(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
         """Starts the process with the known properties of its GPU; returns these and the process's own."""
@@ -291,6 +299,8 @@ class Runner:
         process = self._living()
         try:
             return process.ask((kind, *request), wall_s)
+        except _Kept as kept:
+            report = kept.report()
         except TimeoutError:
             message = f"not finished after {wall_s:.0f} s on the GPU: a kernel that does not end, or far too slow"
             report = Report(Verdict.TIMEOUT, "verify", message, fault=True)
@@ -331,6 +341,13 @@ class Runner:
             self._process = None
 
 
+class _Kept(TimeoutError):
+    """Others kept the GPU, so the process did not begin with the request."""
+
+    def report(self) -> Report:
+        return Report(Verdict.INFRASTRUCTURE, "verify", str(self), fault=True, begun=False)
+
+
 class _Broken(Exception):
     """The process answered, but its CUDA context is unusable."""
 
@@ -365,18 +382,20 @@ class _RunnerProcess:
     def ask(self, request: tuple, wall_s: float) -> Any:
         """Returns the answer, at most `wall_s` after the process got the GPU lock.
 
-        Raises TimeoutError, EOFError or OSError (it died), _Broken (its context did).
+        Raises _Kept if it did not get the lock, TimeoutError, EOFError or OSError (it died), _Broken (its context did).
         """
+        self.worked_s = 0.0
         self._connection.send(request)
         if not self._connection.poll(LOCK_S):
-            raise TimeoutError(f"another process has kept the GPU, or PyTorch has compiled, for {LOCK_S:g} s")
+            raise _Kept(f"another process has kept the GPU, or PyTorch has compiled, for {LOCK_S:g} s")
         self._connection.recv()  # it has the GPU lock
         begin = time.perf_counter()
-        if not self._connection.poll(wall_s):
+        try:
+            if not self._connection.poll(wall_s):
+                raise TimeoutError(f"no answer within {wall_s:g} s")
+            answer = self._connection.recv()
+        finally:
             self.worked_s = time.perf_counter() - begin
-            raise TimeoutError(f"no answer within {wall_s:g} s")
-        answer = self._connection.recv()
-        self.worked_s = time.perf_counter() - begin
         if isinstance(answer, Report) and answer.fault:
             raise _Broken(answer)
         return answer
