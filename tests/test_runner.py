@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,6 +170,35 @@ def test_kernels_in_the_seeds_place_wait_once_if_others_keep_the_gpu(monkeypatch
     )
     assert "another process has kept the GPU" in found["a"].message
     assert (folder / "started").read_text() == "x"
+
+
+# Kind of the request that is under way -> a call that makes it.
+CALLS = {
+    "prepare": lambda runner, folder: runner.prepare(NOTHING),
+    "evaluate": lambda runner, folder: runner.evaluate(NOTHING, seed="0"),
+    "draw": lambda runner, folder: runner.compare(None, [], seed="0", folder=folder, run=lambda drawn: []),
+    "elsewhere": lambda runner, folder: runner.elsewhere(NOTHING, seed="0"),
+    "task": lambda runner, folder: runner.verify("softmax", NOTHING),
+    "verify": lambda runner, folder: runner.verify("softmax", NOTHING),
+    "baselines": lambda runner, folder: runner.baselines("softmax", NOTHING),
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_request_under_way_ends_with_an_error_when_the_runner_is_closed(stand_in, kind):
+    """No kernel is to blame that the process ended."""
+    folder = stand_in(kind)
+    runner = Runner("softmax")
+    if kind == "evaluate":
+        runner.prepare(NOTHING)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(CALLS[kind], runner, folder)
+        while not (folder / "waits").exists():
+            assert not asked.done(), asked.result()
+            time.sleep(0.02)
+        runner.close()
+        with pytest.raises(EvoError, match="the runner is closed"):
+            asked.result(60)
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------

@@ -252,9 +252,7 @@ class Runner:
         except _Kept as kept:
             report = kept.report()
         except (TimeoutError, EOFError, OSError) as error:
-            said = self._process.last_words() if self._process else ""
-            message = f"the process on the GPU died ({type(error).__name__}); it said: {said or 'nothing'}"
-            report = Report(Verdict.INFRASTRUCTURE, "verify", message, fault=True)
+            report = Report(Verdict.INFRASTRUCTURE, "verify", self._died(error), fault=True)
         self._end()
         return report
 
@@ -305,13 +303,19 @@ class Runner:
             message = f"not finished after {wall_s:.0f} s on the GPU: a kernel that does not end, or far too slow"
             report = Report(Verdict.TIMEOUT, "verify", message, fault=True)
         except (EOFError, OSError) as error:
-            said = process.last_words()
-            message = f"the process on the GPU died ({type(error).__name__}); it said: {said or 'nothing'}"
-            report = Report(Verdict.RUNTIME_ERROR, "verify", message, fault=True)
+            report = Report(Verdict.RUNTIME_ERROR, "verify", self._died(error), fault=True)
         except _Broken as broken:
             report = broken.report
         self._end()
         return report
+
+    def _died(self, error: Exception) -> str:
+        """Returns how the process died.  Raises EvoError if `close` ended it."""
+        if self._closed:
+            self._end()
+            raise EvoError("the runner is closed") from error
+        said = self._process.last_words() if self._process else ""
+        return f"the process on the GPU died ({type(error).__name__}); it said: {said or 'nothing'}"
 
     def _living(self) -> _RunnerProcess:
         """Returns the process; starts one if needed, which gets the baseline."""
