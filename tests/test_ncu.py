@@ -1,11 +1,14 @@
 """Nsight Compute: its table read, its failures told, its command built.  Counters themselves need a GPU."""
 
 import contextlib
+import pickle
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -204,6 +207,40 @@ def test_a_process_that_waits_ends_with_the_one_that_started_it(install, tmp_pat
     starter.communicate()
     (ended,) = awaited(tmp_path, "ended-*", 1)
     assert wait_until(lambda: ended.read_text() == "nothing")
+
+
+def test_a_profiled_process_may_wait_for_the_gpu_and_has_a_limit_for_its_work(monkeypatch, tmp_path):
+    """Its limit would end it while others use the GPU, though nothing is wrong with it."""
+    from fitness.gpu import gpu_lock
+    from fitness.profile import ncu_replay
+
+    order: list[tuple[str, bool]] = []
+    limits = [0]
+
+    def noted(what: str) -> None:
+        order.append((what, limits[-1] > 0))
+
+    def opened(path: Path) -> int:
+        noted(path.name)  # it waits now
+        return open_lock(path)
+
+    open_lock = gpu_lock._opened
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(gpu_lock, "_opened", opened)
+    monkeypatch.setattr(gpu_lock, "signal", SimpleNamespace(alarm=limits.append))
+    monkeypatch.setattr(ncu_replay.torch, "zeros", lambda *_, device: None)
+    monkeypatch.setattr(ncu_replay, "received", lambda path: pickle.dumps(("softmax", NO_PLAN[1], "square")))
+    monkeypatch.setattr(ncu_replay, "start_profiler", lambda: noted("starts"))
+    monkeypatch.setattr(ncu_replay, "replay", lambda task, bundle, case: noted(f"replays {case.name}"))
+    ncu_replay.main(["socket", "GPU-1"])
+    noted("end")
+    assert order == [
+        ("evo-GPU-1-profiler.lock", False),
+        ("starts", True),
+        ("evo-GPU-1.lock", False),
+        ("replays square", True),
+        ("end", False),
+    ]
 
 
 def awaited(folder: Path, pattern: str, count: int) -> list[Path]:

@@ -76,7 +76,10 @@ def held_for(uuid: str, seconds: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_after(seconds: int) -> Iterator[None]:
-    """Ends this process if what follows takes longer, also if it does not come back to Python."""
+    """Ends this process if what follows takes longer, also if it does not come back to Python.
+
+    A process has one such limit at a time: one within another replaces it.
+    """
     signal.alarm(seconds)
     try:
         yield

@@ -23,7 +23,7 @@ import torch
 
 from evo.core.records import Case
 from fitness.cuda.launcher import LoadedKernel
-from fitness.gpu.gpu_lock import held_for
+from fitness.gpu.gpu_lock import GpuLock, ended_after, held_for
 from fitness.gpu.program import Program
 from fitness.gpu.runner import LaunchBundle
 from fitness.profile.ncu import WALL_S
@@ -40,9 +40,10 @@ def main(arguments: list[str]) -> None:
     folder, bundle, name = pickle.loads(work)
     task = load_task(folder, tried=True)
     case = next(c for c in task.cases if c.name == name)
-    with held_for(f"{gpu}-profiler", int(WALL_S)):
-        start_profiler()
-        with held_for(gpu, int(WALL_S)):
+    with GpuLock(f"{gpu}-profiler").held():
+        with ended_after(int(WALL_S)):
+            start_profiler()
+        with held_for(gpu, int(WALL_S)):  # to wait for the GPU has no limit here: the other side has one
             replay(task, bundle, case)
 
 
