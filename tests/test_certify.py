@@ -404,6 +404,29 @@ def test_sizes_that_the_seed_does_not_handle_are_not_asked_of_others(certifier):
     assert "the seed does not handle it: line 4: AssertionError" in left_out[0].detail
 
 
+def test_sizes_at_which_nothing_says_what_is_right_are_not_tried(certifier, monkeypatch):
+    """With `reference = "seed"` the runner knows the seed's results at the task's own sizes alone."""
+    from fitness.gpu.runner import LaunchBundle
+
+    mine, asked = certifier(), []
+    compare = CpuRunner.compare
+
+    def compared(self, work, cases, **how):
+        asked.append([case.name for case in cases])
+        return compare(self, work, cases, **how)
+
+    monkeypatch.setattr(mine, "_task", dataclasses.replace(mine._task, reference=None))
+    monkeypatch.setattr(CpuRunner, "compare", compared)
+    monkeypatch.setattr(mine, "_bundle", lambda *_: LaunchBundle({}, {}, {}))
+    monkeypatch.setattr("fitness.certify.sanitize.find_tool", lambda name: None)
+    certificate = mine.full(RIGHT, seed="s")
+    assert certificate.verdict is Verdict.OK, certificate
+    assert asked == [["small", "large", "odd"]] * 2  # of the seed and of the candidate
+    unseen = [check for check in certificate.checks if " with " in check.what]
+    assert [check.what for check in unseen] == ["eager: odd with M=66", "eager: odd with N=860"]
+    assert all(check.outcome == "not run" and "what the seed kernel computes" in check.detail for check in unseen)
+
+
 def test_a_certificate_survives_json():
     certificate = Certificate(
         "id", Verdict.WRONG, "no", (Evidence("eager: a", "failed", "no", {"max_error": 2.0}),), ("userns",)
@@ -663,6 +686,10 @@ def test_what_the_seed_leaves_unwritten_is_not_compared(tmp_path):
         assert evaluation.environment["certificate"] == "eager: passed"
         wrong = evaluator.evaluate(Candidate(right.replace("v * 2", "v * 3")), seed=1, known={})
         assert wrong.verdict is Verdict.WRONG
+        full = evaluator.certify(right, seed=1)
+        assert full.verdict is Verdict.OK, full
+        assert {check.outcome for check in full.checks if " with " in check.what} == {"not run"}
+        assert evaluator._backend._runner.respawns == 0
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ them: within the oracle's budget, and to the bit with the plan if the task is de
 `quick` takes the task's cases.  `full` adds sizes that are not the task's, times of the eager calls,
 compute-sanitizer, and values that a task without stressed inputs does not draw.  Every candidate is compared with the
 seed.  If the seed's own Python cannot run like this, the machine or the task is at fault.  A size that the seed cannot
-handle is not asked of a candidate.
+handle is not asked of a candidate, nor an unseen size if only the seed says what is right.
 
 Without a seed kernel, a kernel of evo's own shows whether the machine can run Triton like this.  The sizes are those at
 which the reference works.
@@ -63,6 +63,7 @@ def entry():
     kernel[(1,)](y, BLOCK=16)
     return y
 """
+OF_SEED = "right is what the seed kernel computes, which is known at the task's own sizes alone"
 SHRINK = 7  # a derived size is smaller by one part in SHRINK, and so rarely a multiple of anything.
 
 
@@ -179,12 +180,16 @@ class Certifier:
     def _allowed(self, seed: str) -> tuple[list[Case], list[Evidence]]:
         """Returns the unseen sizes that the seed handles, and the evidence for the others.
 
-        Found once: the sizes, and the seed's results on them, do not depend on a candidate.
+        None is allowed if the seed is the reference.  Found once: the sizes, and the seed's results on them, do not
+        depend on a candidate.
         """
         if self._unseen is None:
             cases = unseen_cases(self._task)
             if self._task.seed_source is None:
                 self._unseen = _by_reference(self._task, self._calls, cases)
+                return self._unseen
+            if self._task.reference is None:  # the runner has the seed's plans for these sizes alone
+                self._unseen = [], [Evidence(_name(case), "not run", OF_SEED) for case in cases]
                 return self._unseen
             found = self._eager(self._task.seed_source, None, cases, seed, samples=0)
             good = {check.what for check in found.checks if check.outcome == "passed"}
