@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from evo.core.errors import EvoError
 from evo.core.records import Candidate, Case, Certificate, Evidence, Verdict, certificate_from_dict
 from evo.core.text import MOST
 from fitness.certify import certify, eager
@@ -494,7 +497,10 @@ def test_without_the_tool_the_check_is_not_run(task, tmp_path):
     from fitness.certify.sanitize import sanitize
     from fitness.gpu.runner import LaunchBundle
 
-    finding = sanitize("memcheck", task.folder, LaunchBundle({}, {}, {}), [], seed="s", folder=tmp_path, gpu="")
+    finding = sanitize(
+        "memcheck", task.folder, LaunchBundle({}, {}, {}), [],
+        seed="s", folder=tmp_path, gpu="", stop=threading.Event(),
+    )  # fmt: skip
     assert finding.problem == "compute-sanitizer is not installed"
     assert certify._sanitized(finding) == Evidence("memcheck", "not run", "compute-sanitizer is not installed")
 
@@ -580,6 +586,46 @@ def test_the_tools_of_a_full_certificate_start_at_once(monkeypatch, tmp_path, ce
     found = {check.what: check for check in certificate.checks}
     assert all(found[name].outcome == "passed" for name in ("memcheck", "racecheck"))
     assert all(found[name].detail.endswith("on GPU-1") for name in ("memcheck", "racecheck"))
+
+
+@pytest.mark.parametrize("error", [EvoError("the runner is closed"), KeyboardInterrupt()], ids=["closed", "Ctrl-C"])
+def test_after_an_error_the_tools_of_a_full_certificate_are_ended(monkeypatch, tmp_path, certifier, error):
+    """With all that they started: they may wait for the GPU for half an hour, and Ctrl-C does not reach them."""
+    from fitness.gpu.runner import LaunchBundle
+
+    tool = tmp_path / "tool"
+    tool.write_text(
+        "#!/bin/sh\n"
+        f'(sleep 30; touch "{tmp_path}/finished") &\n'
+        f'echo $! $$ > "{tmp_path}/$2.new"; mv "{tmp_path}/$2.new" "{tmp_path}/$2"\n'
+        "wait\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setattr("fitness.certify.sanitize.find_tool", lambda name: str(tool))
+    mine, started = certifier(), [tmp_path / "memcheck", tmp_path / "racecheck"]
+    monkeypatch.setattr(mine, "_bundle", lambda *_: LaunchBundle({}, {}, {}))
+    mine._problem()
+    mine._allowed("s")
+
+    def fails(*_, **__):
+        while not all(file.exists() for file in started):
+            time.sleep(0.02)
+        raise error
+
+    monkeypatch.setattr(mine, "_eager", fails)
+    with pytest.raises(type(error)):
+        mine.full(RIGHT, seed="s")
+    while any(alive(number) for file in started for number in file.read_text().split()):
+        time.sleep(0.02)
+    assert not (tmp_path / "finished").exists()
+
+
+def alive(process: str) -> bool:
+    """Whether a process runs; one that has ended may still be listed."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 # --- on a GPU --------------------------------------------------------------------------------------------------------

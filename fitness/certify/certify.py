@@ -20,7 +20,7 @@ import dataclasses
 import math
 import statistics
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -129,12 +129,7 @@ class Certifier:
             bundle = self._bundle(source, [*cases, *small])
         except Stop as stop:
             return self._failed(source, stop.verdict, f"at stage {stop.stage}: {stop.message}", seed=seed)
-        with scratch_folder(self._root) as folder, ThreadPoolExecutor(len(TOOLS)) as pool:
-
-            def run(tool: str) -> SanitizerFinding:
-                return sanitize(tool, self._task.folder, bundle, small, seed=seed, folder=folder, gpu=self._gpu)
-
-            sanitized = pool.map(run, TOOLS)  # their processes start at once, and take turns on the GPU
+        with self._sanitizing(bundle, small, seed) as sanitized:
             certificate = self._eager(source, bundle, cases, seed, samples=SAMPLES)
             checks = [*certificate.checks, *left_out, *map(_sanitized, sanitized)]
         if certificate.verdict is not Verdict.OK:
@@ -236,6 +231,27 @@ class Certifier:
             )  # fmt: skip
         choices = {name: [0] * len(plan.launches) for name, plan in bundle.plans.items()}
         return dataclasses.replace(bundle, choices=choices)
+
+    @contextlib.contextmanager
+    def _sanitizing(
+        self, bundle: LaunchBundle, cases: Sequence[Case], seed: str
+    ) -> Iterator[Iterator[SanitizerFinding]]:
+        """Runs the sanitizers meanwhile.  Yields their findings, each once its tool has finished.
+
+        After an error or Ctrl-C the tools are ended.
+        """
+        stop = threading.Event()
+        with scratch_folder(self._root) as folder, ThreadPoolExecutor(len(TOOLS)) as pool:
+
+            def run(tool: str) -> SanitizerFinding:
+                return sanitize(
+                    tool, self._task.folder, bundle, cases, seed=seed, folder=folder, gpu=self._gpu, stop=stop
+                )
+
+            try:
+                yield pool.map(run, TOOLS)  # their processes start at once, and take turns on the GPU
+            finally:
+                stop.set()
 
     def _eager(
         self, source: str, bundle: LaunchBundle | None, cases: Sequence[Case], seed: str, *, samples: int

@@ -6,12 +6,15 @@ candidate.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +28,7 @@ TOOLS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
 PROGRAM = "compute-sanitizer"
 START_S = 60  # until the watched process has a CUDA context; a second usually, but a tool may hang
 WALL_S = 240.0  # of one tool on the GPU; before, starting torch under it takes 10 to 20 s
+POLL_S = 0.5  # how often a running tool is looked after
 FINISHED = "finished:"  # the process prints it last; without it nothing was shown
 _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", re.MULTILINE)
 _FIRST = re.compile(r"^=+ ((?:Invalid|Error|Warning|Misaligned|Race|Potential|Program hit|Target).*)$", re.MULTILINE)
@@ -41,11 +45,20 @@ class SanitizerFinding:
 
 
 def sanitize(
-    tool: str, task: Path, bundle: LaunchBundle, cases: Sequence[Case], *, seed: str, folder: Path, gpu: str
+    tool: str,
+    task: Path,
+    bundle: LaunchBundle,
+    cases: Sequence[Case],
+    *,
+    seed: str,
+    folder: Path,
+    gpu: str,
+    stop: threading.Event,
 ) -> SanitizerFinding:
     """Runs `tool` over one replay of each case's plan.
 
-    task: folder; gpu: its UUID; folder: for files.  The process takes the GPU lock once it has started.
+    task: folder; gpu: its UUID; folder: for files; stop: ends the tool once it is set.  The process takes the GPU lock
+    once it has started.
     """
     program = find_tool(PROGRAM)
     if not program:
@@ -65,13 +78,21 @@ def sanitize(
         [*command, str(task), str(file), gpu],
         env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
-    try:
-        output, _ = process.communicate(timeout=LOCK_S + 2 * WALL_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        return SanitizerFinding(tool, f"not finished after {LOCK_S + 2 * WALL_S:g} s")
+    output = _output(process, LOCK_S + 2 * WALL_S, stop)
+    if output is None:
+        return SanitizerFinding(tool, "stopped" if stop.is_set() else f"not finished after {LOCK_S + 2 * WALL_S:g} s")
     return read_output(tool, output.decode(errors="replace"))
+
+
+def _output(process: subprocess.Popen[bytes], seconds: float, stop: threading.Event) -> bytes | None:
+    """Returns what a process wrote until its end.  After `seconds`, or once `stop` is set, ends it and returns None."""
+    end = time.monotonic() + seconds
+    while not stop.is_set() and time.monotonic() < end:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=POLL_S)[0]
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    return None
 
 
 def read_output(tool: str, output: str) -> SanitizerFinding:
