@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections import Counter
 
 import pytest
@@ -19,6 +20,8 @@ from fitness.cuda.device import DeviceFacts
 from fitness.gpu import benchmark, paired_benchmark
 from fitness.gpu.benchmark import check_roofline, rates
 from fitness.gpu.exchange import put, take
+from fitness.gpu.programs import Loaded
+from fitness.gpu.runner import LaunchBundle
 from fitness.gpu.verification import FRESH
 from fitness.verify import oracle
 
@@ -173,6 +176,44 @@ def test_files_of_a_certificate_are_written_and_read_while_others_have_the_gpu(m
         found = bench.compare(None, cases, "1", str(tmp_path), answers)
         assert [match.verdict for match in found] == [Verdict.OK, Verdict.OK]
         assert lent[1:] == [(0, True)] * read
+
+
+REQUESTS = {
+    "verify": lambda bench: bench.verify(doubling(40.0)),
+    "beside": lambda bench: bench.beside(doubling(40.0), LaunchBundle({}, {}, {}), False),
+    "baselines": lambda bench: bench.baselines(doubling(40.0)),
+}
+
+
+def test_requests_of_suites_unload_their_machine_code(monkeypatch, tmp_path):
+    """One process serves a whole suite.  What fails is unloaded too."""
+    bench = CpuBench(monkeypatch, tmp_path, doubling(40.0)).bench
+    load = bench._load
+    opened: list[Loaded] = []
+    closed: list[Loaded] = []
+
+    def kept(loaded: Loaded) -> Loaded:
+        opened.append(loaded)
+        return loaded
+
+    def step(*_, **__):
+        if fails:
+            raise Stop("verify", Verdict.WRONG, "it is wrong")
+        return {}
+
+    monkeypatch.setattr(bench, "_load", lambda bundle: kept(load(bundle)))
+    monkeypatch.setattr(benchmark, "Loaded", lambda bundle: kept(Loaded(bundle)))
+    monkeypatch.setattr(Loaded, "close", lambda loaded: closed.append(loaded))
+    for name in ("_by_case", "_beside_pytorch"):
+        monkeypatch.setattr(bench, name, step)
+    for fails, request in itertools.product((False, True), REQUESTS):
+        opened.clear()
+        closed.clear()
+        monkeypatch.setattr(bench._verifier, "_check_pace", step)
+        with pytest.raises(Stop) if fails else contextlib.nullcontext():
+            REQUESTS[request](bench)
+        assert len(opened) == (2 if request == "beside" else 1), request
+        assert sorted(map(id, closed)) == sorted(map(id, opened)), request
 
 
 def executions(monkeypatch, folder, us: float) -> int:

@@ -109,11 +109,14 @@ class Benchmark:
         self._start_over()
         self.programs.seed = loaded = self._load(bundle)
         key, summary = oracle.key_of("seed"), VerificationSummary()
-        for case in self.task.cases:
-            program = self._verifier.verified(loaded, case, key, summary)
-            if case.role == "tune" and program.plan.delegated:
-                self._own_time(case, self._for_timing(loaded, case, program, key)[0])
-        self._start_over()
+        try:
+            for case in self.task.cases:
+                program = self._verifier.verified(loaded, case, key, summary)
+                if case.role == "tune" and program.plan.delegated:
+                    self._own_time(case, self._for_timing(loaded, case, program, key)[0])
+        finally:
+            self._start_over()
+            loaded.close()
         infinite = sorted(summary.infinite)
         return Report(Verdict.OK, "done", check=summary.check(), choices=loaded.choices, infinite=infinite)
 
@@ -123,10 +126,12 @@ class Benchmark:
         self.programs.seed = chosen = self._load(seed)
         choices = dict(kernel.choices) or {name: chosen.choices[name] for name in kernel.plans}
         loaded = Loaded(replace(kernel, choices=choices))
-        found = self._by_case(loaded, oracle.key_of(other_inputs.SEED), other)
-        loaded.close()
-        self._start_over()
-        return found
+        try:
+            return self._by_case(loaded, oracle.key_of(other_inputs.SEED), other)
+        finally:
+            self._start_over()
+            loaded.close()
+            chosen.close()
 
     def elsewhere(self, bundle: LaunchBundle, seed: str) -> dict[str, Report]:
         """Verifies a candidate, case by case, on values that the task does not draw, keyed by `seed`.
@@ -157,11 +162,14 @@ class Benchmark:
         self._start_over()
         loaded = self._load(bundle)
         found = []
-        for case in (c for c in self.task.cases if c.role == "tune"):
-            arguments = self.programs.inputs(case, oracle.key_of("seed"))
-            copies = self.seed_times.copies(case, self.programs.build(loaded, case, [arguments]))
-            program = self.programs.build(loaded, case, [arguments], copies)
-            found += [self._beside_pytorch(name, case, program, arguments) for name in names(self.task)]
+        try:
+            for case in (c for c in self.task.cases if c.role == "tune"):
+                arguments = self.programs.inputs(case, oracle.key_of("seed"))
+                copies = self.seed_times.copies(case, self.programs.build(loaded, case, [arguments]))
+                program = self.programs.build(loaded, case, [arguments], copies)
+                found += [self._beside_pytorch(name, case, program, arguments) for name in names(self.task)]
+        finally:
+            loaded.close()
         return found
 
     def _beside_pytorch(self, name: str, case: Case, program: Program, arguments: Sequence[Any]) -> Baseline:
