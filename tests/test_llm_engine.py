@@ -470,6 +470,31 @@ def test_stopping_does_not_wait_for_mail_and_resume_takes_it_up(tmp_path: Path, 
     assert len(list(box.glob("*.request.md"))) == len(calls(tmp_path / "run")) == 5
 
 
+@pytest.mark.parametrize("screened", [1, 4])  # source as it was answered, then its settings
+def test_stopping_does_not_wait_for_an_answer_to_be_tuned_and_resume_reads_it(tmp_path: Path, screened: int) -> None:
+    stop = threading.Event()
+
+    class Stopping(MoreWarps):
+        calls = 0
+
+        def screen(self, sources: Sequence[str]) -> list[float | None]:
+            self.calls += 1
+            if self.calls == screened:
+                stop.set()
+            return super().screen(sources)
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    with Endpoint() as endpoint:
+        run(whole, model(endpoint.url), evaluator=MoreWarps(), budget=5)
+        asked = len(endpoint.requests)
+        with create(parts, operators=MODEL_OPERATORS, models=(model(endpoint.url),), budget=5) as store:
+            assert search_with(store, llm_of(store), Stopping(), stop=stop.is_set).reason == "interrupted"
+        with resume(parts) as store:
+            assert search_with(store, llm_of(store), MoreWarps()).spent == 5
+        assert len(endpoint.requests) == 2 * asked
+    assert decisions(parts) == decisions(whole)
+
+
 # --- kill -9 ---------------------------------------------------------------------------------------------------------
 
 
