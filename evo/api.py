@@ -415,6 +415,8 @@ def _prepare(store: Store, config: RunConfig, going: Mapping[str, str], evaluato
 
 # Settings of RunConfig that may differ each time, or are checked elsewhere.
 _FREE = ("task", "budget", "workers", "device", "gpus", "ray_address")
+# Options whose names are not those of their fields in RunConfig.
+_OPTIONS = {"models": "--model", "llm_slots": "--llm-concurrency", "progressive": "--full"}
 DEFAULT_TASK = "softmax"
 
 
@@ -513,14 +515,36 @@ def _open_half(
 
 def _check_same(folder: Path, wanted: RunConfig, stored: RunConfig, settings: Settings) -> None:
     """Raises ConfigError for a setting that was given and is not that of the run."""
-    given = {*settings, *(("operators",) if settings.get("models") else ())}
-    for name in (field.name for field in dataclasses.fields(stored)):
+    given = {"llm_slots" if name == "llm_concurrency" else name for name in settings}
+    given |= {"operators"} if settings.get("models") else set()
+    # Models first: the names of operators contain theirs.
+    for name in ("models", *(field.name for field in dataclasses.fields(stored))):
         old, new = getattr(stored, name), getattr(wanted, name)
         if name in given and name not in _FREE and old != new:
-            option = name.replace("_", "-")
+            option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
             raise ConfigError(
-                f"--{option}: the run in {folder} was started with {old}, got {new}; leave it out, or start another run"
+                f"{option}: the run in {folder} was started with {_in_words(name, old, new)}, "
+                f"got {_in_words(name, new, old)}; leave it out, or start another run"
             )
+
+
+def _in_words(name: str, value: Any, other: Any) -> str:
+    """Returns the value of a setting in words; other: the value that it differs from."""
+    if name == "models":
+        return ", ".join(_model_in_words(model, other) for model in value) or "none"
+    if name == "progressive":
+        return "first looks" if value else "no first looks"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "none" if value is None else str(value)
+
+
+def _model_in_words(model: Model, others: Sequence[Model]) -> str:
+    """Returns a model as --model takes it, with the settings in which another model of its name differs."""
+    twin = next((other for other in others if other.name == model.name), model)
+    fields = [field.name for field in dataclasses.fields(model) if field.name not in ("name", "endpoint")]
+    different = [name for name in fields if getattr(model, name) != getattr(twin, name)]
+    return " ".join([f"{model.name}@{model.endpoint}", *(f"{name}={getattr(model, name)}" for name in different)])
 
 
 def _named(folder: Path, task: AnyTask | None) -> AnyTask:
