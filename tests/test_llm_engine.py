@@ -352,6 +352,29 @@ def test_answers_in_a_file_are_as_good_as_a_store(tmp_path: Path) -> None:
     assert decisions(tmp_path / "b") == decisions(tmp_path / "a")
 
 
+@pytest.mark.parametrize(
+    ("bill", "cost"),
+    [
+        ({"tokens_in": 10, "tokens_out": 20}, {"tokens_in": 10, "tokens_out": 20}),
+        ({"tokens_in": 10}, {}),
+        ({"tokens_out": 20, "usd": 0.5}, {}),
+    ],
+)
+def test_answers_in_a_file_may_lack_parts_of_their_bill(
+    tmp_path: Path, bill: dict[str, float], cost: dict[str, float]
+) -> None:
+    recorded(tmp_path / "a", budget=3)
+    billed = ("tokens_in", "tokens_out", "usd")
+    with RunReader(tmp_path / "a") as found:
+        rows = [{k: v for k, v in row.items() if k not in billed} | bill for row in found.answers()]
+    (tmp_path / "answers.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    models = read_models([f"replay:{tmp_path / 'answers.jsonl'}"], None)
+    run(tmp_path / "b", *models, operators=OPERATORS, budget=3)
+    asked = [t for t in trials(tmp_path / "b") if "@" in t.proposal.operator]
+    assert asked
+    assert all({k: v for k, v in t.proposal.cost.items() if k in billed} == cost for t in asked)
+
+
 class Whole(Ask):
     """Takes the whole answer for a source, as the answers of models are."""
 
