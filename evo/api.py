@@ -26,7 +26,7 @@ from evo.core.baselines import check_baseline
 from evo.core.errors import ConfigError, EvoWarning, StoreError
 from evo.core.models import Answerer, Model
 from evo.core.records import GPU_FACTS, Candidate, Case, Certificate, Evaluation, StopReason, Verdict
-from evo.core.settings import STOP_AT, RunConfig, check_share, share_to_stop
+from evo.core.settings import DEFAULT_TASK, STOP_AT, RunConfig, check_share, share_to_stop
 from evo.core.text import counted, quoted
 from evo.llm.models import split_models
 from evo.result import BestKernel, Result, Spending
@@ -417,7 +417,6 @@ def _prepare(store: Store, config: RunConfig, going: Mapping[str, str], evaluato
 _FREE = ("task", "budget", "workers", "device", "gpus", "ray_address")
 # Options whose names are not those of their fields in RunConfig.
 _OPTIONS = {"models": "--model", "llm_slots": "--llm-concurrency", "progressive": "--full"}
-DEFAULT_TASK = "softmax"
 
 
 def propose(
