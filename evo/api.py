@@ -322,10 +322,7 @@ def resume(
                 config = dataclasses.replace(config, workers=devices.workers(workers))
             strategy_of(config)  # raises ConfigError if it cannot work with these workers
             listener.say(f"resuming {folder} at {spent} of {config.budget} candidates")
-            _say_devices(devices, listener)
-            with closing(devices.open(task, config.target, profiles=assemble.profiles(config))) as evaluator:
-                first = _prepare(store, config, going, evaluator)
-                _search(store, task, first, evaluator, listener, stop, functions)
+            _go_on(store, task, config, going, devices, listener, stop, functions)
     return Result(folder)
 
 
@@ -397,8 +394,26 @@ def _check_devices(
         strategy_of(dataclasses.replace(config, workers=workers))
 
 
+def _go_on(
+    store: Store,
+    task: Task,
+    config: RunConfig,
+    going: Mapping[str, str],
+    devices: Devices,
+    listener: Listener,
+    stop: Stop,
+    functions: Mapping[str, Answerer],
+    proposals: int | None = None,
+) -> None:
+    """Continues the run in `store`.  All checks are passed: its settings are `config` and its versions `going`."""
+    _say_devices(devices, listener)
+    with closing(devices.open(task, config.target, profiles=assemble.profiles(config))) as evaluator:
+        first = _prepare(store, config, going, evaluator)
+        _search(store, task, first, evaluator, listener, stop, functions, proposals)
+
+
 def _prepare(store: Store, config: RunConfig, going: Mapping[str, str], evaluator: Profiler) -> Evaluation:
-    """Returns the evaluation of the seed.  All checks are passed: the run continues with `config` and versions `going`.
+    """Returns the evaluation of the seed, and stores that the run continues with `config` and versions `going`.
 
     The first evaluator of a run is noted in its store, but not its machine: prompts that were made before said what the
     target's name stands for, and those of one run say the same.
@@ -486,10 +501,7 @@ def evaluate_pending(
         devices, config = _find_devices(store, config, gpus, ray_address)
         config = dataclasses.replace(config, workers=devices.workers(workers))
         strategy_of(config)  # raises ConfigError if it cannot work with these workers
-        _say_devices(devices, listener)
-        with closing(devices.open(loaded, config.target, profiles=assemble.profiles(config))) as evaluator:
-            first = _prepare(store, config, going, evaluator)
-            _search(store, loaded, first, evaluator, listener, stop, {}, proposals=0)
+        _go_on(store, loaded, config, going, devices, listener, stop, {}, proposals=0)
     return Result(folder)
 
 
