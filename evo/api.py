@@ -26,7 +26,7 @@ from evo.core.baselines import check_baseline
 from evo.core.errors import ConfigError, EvoWarning, StoreError
 from evo.core.models import Answerer, Model
 from evo.core.records import GPU_FACTS, Candidate, Case, Certificate, Evaluation, StopReason, Verdict
-from evo.core.settings import STOP_AT, RunConfig, check_share, share_to_stop
+from evo.core.settings import DEFAULT_TASK, STOP_AT, RunConfig, check_share, share_to_stop
 from evo.core.text import counted, quoted
 from evo.llm.models import split_models
 from evo.result import BestKernel, Result, Spending
@@ -322,10 +322,7 @@ def resume(
                 config = dataclasses.replace(config, workers=devices.workers(workers))
             strategy_of(config)  # raises ConfigError if it cannot work with these workers
             listener.say(f"resuming {folder} at {spent} of {config.budget} candidates")
-            _say_devices(devices, listener)
-            with closing(devices.open(task, config.target, profiles=assemble.profiles(config))) as evaluator:
-                first = _prepare(store, config, going, evaluator)
-                _search(store, task, first, evaluator, listener, stop, functions)
+            _go_on(store, task, config, going, devices, listener, stop, functions)
     return Result(folder)
 
 
@@ -397,8 +394,26 @@ def _check_devices(
         strategy_of(dataclasses.replace(config, workers=workers))
 
 
+def _go_on(
+    store: Store,
+    task: Task,
+    config: RunConfig,
+    going: Mapping[str, str],
+    devices: Devices,
+    listener: Listener,
+    stop: Stop,
+    functions: Mapping[str, Answerer],
+    proposals: int | None = None,
+) -> None:
+    """Continues the run in `store`.  All checks are passed: its settings are `config` and its versions `going`."""
+    _say_devices(devices, listener)
+    with closing(devices.open(task, config.target, profiles=assemble.profiles(config))) as evaluator:
+        first = _prepare(store, config, going, evaluator)
+        _search(store, task, first, evaluator, listener, stop, functions, proposals)
+
+
 def _prepare(store: Store, config: RunConfig, going: Mapping[str, str], evaluator: Profiler) -> Evaluation:
-    """Returns the evaluation of the seed.  All checks are passed: the run continues with `config` and versions `going`.
+    """Returns the evaluation of the seed, and stores that the run continues with `config` and versions `going`.
 
     The first evaluator of a run is noted in its store, but not its machine: prompts that were made before said what the
     target's name stands for, and those of one run say the same.
@@ -415,7 +430,8 @@ def _prepare(store: Store, config: RunConfig, going: Mapping[str, str], evaluato
 
 # Settings of RunConfig that may differ each time, or are checked elsewhere.
 _FREE = ("task", "budget", "workers", "device", "gpus", "ray_address")
-DEFAULT_TASK = "softmax"
+# Options whose names are not those of their fields in RunConfig.
+_OPTIONS = {"models": "--model", "llm_slots": "--llm-concurrency", "progressive": "--full"}
 
 
 def propose(
@@ -485,10 +501,7 @@ def evaluate_pending(
         devices, config = _find_devices(store, config, gpus, ray_address)
         config = dataclasses.replace(config, workers=devices.workers(workers))
         strategy_of(config)  # raises ConfigError if it cannot work with these workers
-        _say_devices(devices, listener)
-        with closing(devices.open(loaded, config.target, profiles=assemble.profiles(config))) as evaluator:
-            first = _prepare(store, config, going, evaluator)
-            _search(store, loaded, first, evaluator, listener, stop, {}, proposals=0)
+        _go_on(store, loaded, config, going, devices, listener, stop, {}, proposals=0)
     return Result(folder)
 
 
@@ -513,14 +526,36 @@ def _open_half(
 
 def _check_same(folder: Path, wanted: RunConfig, stored: RunConfig, settings: Settings) -> None:
     """Raises ConfigError for a setting that was given and is not that of the run."""
-    given = {*settings, *(("operators",) if settings.get("models") else ())}
-    for name in (field.name for field in dataclasses.fields(stored)):
+    given = {"llm_slots" if name == "llm_concurrency" else name for name in settings}
+    given |= {"operators"} if settings.get("models") else set()
+    # Models first: the names of operators contain theirs.
+    for name in ("models", *(field.name for field in dataclasses.fields(stored))):
         old, new = getattr(stored, name), getattr(wanted, name)
         if name in given and name not in _FREE and old != new:
-            option = name.replace("_", "-")
+            option = _OPTIONS.get(name, f"--{name.replace('_', '-')}")
             raise ConfigError(
-                f"--{option}: the run in {folder} was started with {old}, got {new}; leave it out, or start another run"
+                f"{option}: the run in {folder} was started with {_in_words(name, old, new)}, "
+                f"got {_in_words(name, new, old)}; leave it out, or start another run"
             )
+
+
+def _in_words(name: str, value: Any, other: Any) -> str:
+    """Returns the value of a setting in words; other: the value that it differs from."""
+    if name == "models":
+        return ", ".join(_model_in_words(model, other) for model in value) or "none"
+    if name == "progressive":
+        return "first looks" if value else "no first looks"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "none" if value is None else str(value)
+
+
+def _model_in_words(model: Model, others: Sequence[Model]) -> str:
+    """Returns a model as --model takes it, with the settings in which another model of its name differs."""
+    twin = next((other for other in others if other.name == model.name), model)
+    fields = [field.name for field in dataclasses.fields(model) if field.name not in ("name", "endpoint")]
+    different = [name for name in fields if getattr(model, name) != getattr(twin, name)]
+    return " ".join([f"{model.name}@{model.endpoint}", *(f"{name}={getattr(model, name)}" for name in different)])
 
 
 def _named(folder: Path, task: AnyTask | None) -> AnyTask:

@@ -21,6 +21,7 @@ from analysis.benchmarks.endpoint import Ask, Endpoint, answer_to, context
 from analysis.benchmarks.instant import SEED_SOURCE
 from evo import api
 from evo.cli.main import _parser
+from evo.cli.run import _SETTINGS
 from evo.core.errors import ConfigError, EvoError, StoreError, TaskError
 from evo.core.records import Candidate, Certificate, Verdict
 from evo.search import assemble, evaluators
@@ -76,12 +77,19 @@ def test_the_package_of_the_search_is_the_function_too() -> None:
     assert inspect.signature(evo.search) == inspect.signature(api.search)
 
 
-def test_defaults_are_those_that_the_command_line_shows() -> None:
-    arguments = vars(_parser().parse_args(["run"]))
-    shown = {name: arguments[name] for name in ("budget", "seed", "strategy", "islands", "target", "gpus", "workers")}
+def test_defaults_are_those_that_the_command_line_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("run", "--help") == 0
+    shown = " ".join(capsys.readouterr().out.split())
     parameters = inspect.signature(api.search).parameters
-    assert {name: parameters[name].default for name in shown} == shown
+    default = {name: parameter.default for name, parameter in parameters.items()}
+    assert f"candidates to evaluate (default: {default['budget']})" in shown
+    assert f"of all randomness (default: {default['seed']})" in shown
+    assert f"--strategy STRATEGY {default['strategy']} (default)" in shown
+    assert f"{default['target']}, an H200 (default)" in shown
+    arguments = vars(_parser().parse_args(["run"]))
+    assert {arguments[option] for option in _SETTINGS} == {None}, "what is not given is no setting"
     assert set(api.Settings.__annotations__) == set(parameters) - {"task", "run_dir", "progress", "stop"}
+    assert set(api.Settings.__annotations__) == set(_SETTINGS.values())
 
 
 def test_a_task_is_a_name_a_folder_or_a_task() -> None:

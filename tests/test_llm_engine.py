@@ -352,6 +352,29 @@ def test_answers_in_a_file_are_as_good_as_a_store(tmp_path: Path) -> None:
     assert decisions(tmp_path / "b") == decisions(tmp_path / "a")
 
 
+@pytest.mark.parametrize(
+    ("bill", "cost"),
+    [
+        ({"tokens_in": 10, "tokens_out": 20}, {"tokens_in": 10, "tokens_out": 20}),
+        ({"tokens_in": 10}, {}),
+        ({"tokens_out": 20, "usd": 0.5}, {}),
+    ],
+)
+def test_answers_in_a_file_may_lack_parts_of_their_bill(
+    tmp_path: Path, bill: dict[str, float], cost: dict[str, float]
+) -> None:
+    recorded(tmp_path / "a", budget=3)
+    billed = ("tokens_in", "tokens_out", "usd")
+    with RunReader(tmp_path / "a") as found:
+        rows = [{k: v for k, v in row.items() if k not in billed} | bill for row in found.answers()]
+    (tmp_path / "answers.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    models = read_models([f"replay:{tmp_path / 'answers.jsonl'}"], None)
+    run(tmp_path / "b", *models, operators=OPERATORS, budget=3)
+    asked = [t for t in trials(tmp_path / "b") if "@" in t.proposal.operator]
+    assert asked
+    assert all({k: v for k, v in t.proposal.cost.items() if k in billed} == cost for t in asked)
+
+
 class Whole(Ask):
     """Takes the whole answer for a source, as the answers of models are."""
 
@@ -468,6 +491,31 @@ def test_stopping_does_not_wait_for_mail_and_resume_takes_it_up(tmp_path: Path, 
         assert search_with(store, llm_of(store)).spent == 5
     assert request.read_text(encoding="utf-8") == before
     assert len(list(box.glob("*.request.md"))) == len(calls(tmp_path / "run")) == 5
+
+
+@pytest.mark.parametrize("screened", [1, 4])  # source as it was answered, then its settings
+def test_stopping_does_not_wait_for_an_answer_to_be_tuned_and_resume_reads_it(tmp_path: Path, screened: int) -> None:
+    stop = threading.Event()
+
+    class Stopping(MoreWarps):
+        calls = 0
+
+        def screen(self, sources: Sequence[str]) -> list[float | None]:
+            self.calls += 1
+            if self.calls == screened:
+                stop.set()
+            return super().screen(sources)
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    with Endpoint() as endpoint:
+        run(whole, model(endpoint.url), evaluator=MoreWarps(), budget=5)
+        asked = len(endpoint.requests)
+        with create(parts, operators=MODEL_OPERATORS, models=(model(endpoint.url),), budget=5) as store:
+            assert search_with(store, llm_of(store), Stopping(), stop=stop.is_set).reason == "interrupted"
+        with resume(parts) as store:
+            assert search_with(store, llm_of(store), MoreWarps()).spent == 5
+        assert len(endpoint.requests) == 2 * asked
+    assert decisions(parts) == decisions(whole)
 
 
 # --- kill -9 ---------------------------------------------------------------------------------------------------------

@@ -203,6 +203,35 @@ def test_proposals_of_a_model_are_evaluated_elsewhere(
 
 
 @pytest.mark.parametrize(
+    ("models", "words"),
+    [
+        (["n@{0}"], "was started with m@{0}, got n@{0}; leave it out"),
+        (["m@{0}/other"], "was started with m@{0}, got m@{0}/other; leave it out"),
+        (["m@{0}", "n@{0}"], "was started with m@{0}, got m@{0}, n@{0}; leave it out"),
+        (["m"], "was started with m@{0} attempts=6 stream=False, got m@{0} attempts=2 stream=True; leave it out"),
+    ],
+)
+def test_other_models_than_those_of_the_run_are_refused_in_words(
+    opened: Any,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    models: list[str],
+    words: str,
+) -> None:
+    monkeypatch.setattr(assemble, "estimate_seed", lambda *_: None)  # this task has no kernel that compiles
+    half = ("run", "task", "--run-dir", "r", "--propose-only", "1")
+    assert run(*half, "--model", f"m@{endpoint.url}") == 0
+    table = f'[models.m]\nendpoint = "{endpoint.url}"\nattempts = 2\nstream = true\n'
+    Path("models.toml").write_text(table, encoding="utf-8")
+    given = [word for model in models for word in ("--model", model.format(endpoint.url))]
+    file = [] if "@" in models[0] else ["--models", "models.toml"]
+    capsys.readouterr()
+    assert run(*half, *given, *file) == 2
+    assert f"--model: the run in r {words.format(endpoint.url)}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--operators", "mix@m"], "expected NAME@MODEL with a name among change, mend, got mix@m"),

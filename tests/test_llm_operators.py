@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from evo.core.records import Verdict
+from evo.core.settings import GUIDANCE
 from operators.base import Draft
-from operators.llm.base import ANSWERS, GUIDANCE, InFlight, Prompt, Tried, Unreadable
+from operators.llm.base import ANSWERS, InFlight, Prompt, Tried, Unreadable
 from operators.llm.kernel_facts import ROOFLINE, speeds
 from operators.llm.operators import CHANGES, complementary
 from operators.llm.render import clipped, data, line

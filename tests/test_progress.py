@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from evo.cli.main import _parser
 from evo.core.errors import StoreError
 from evo.core.records import STAGES, Certificate, Fitness, Verdict
 from evo.search.progress import PLAIN_S, Progress, ProgressCounts
@@ -154,8 +155,8 @@ def test_a_diff_needs_no_final_newline() -> None:
 CERTIFICATE = Certificate("id", Verdict.INFRASTRUCTURE, "nothing is executed")
 
 
-def info() -> RunInfo:
-    return RunInfo(config(), "hash", {"evo": "1"}, {})
+def info(**changes: Any) -> RunInfo:
+    return RunInfo(config(**changes), "hash", {"evo": "1"}, {})
 
 
 def test_the_best_is_written_with_its_frozen_configuration(tmp_path: Path) -> None:
@@ -206,6 +207,24 @@ def test_the_evidence_has_all_there_is_to_believe_a_speedup_and_can_be_read_agai
     ]
     run: Any = SimpleNamespace(folder=tmp_path, trial=lambda index: {4: best}[index])
     assert read_result(run) == result
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({"baseline": "compile"}, "--target sm_90 --baseline compile"),
+        ({"allow_delegation": 0.25}, "--target sm_90 --allow-delegation 0.25"),
+        ({"allow_delegation": 0, "target": "h100"}, "--target h100 --allow-delegation 0"),
+    ],
+)
+def test_commands_of_the_evidence_have_the_settings_that_verdicts_depend_on(
+    tmp_path: Path, settings: dict[str, Any], options: str
+) -> None:
+    write_result(tmp_path, info(**settings), ok_trial(0, operator="seed"), Conclusion(ok_trial(4, 2.0), CERTIFICATE))
+    commands = json.loads((tmp_path / "best/evidence.json").read_text())["reproduce"]
+    assert commands == [f"evo {command} instant best/kernel.py {options}" for command in ("evaluate", "certify")]
+    parsed = vars(_parser().parse_args(commands[0].split()[1:]))
+    assert {name: parsed[name] for name in settings} == settings
 
 
 def test_evidence_of_somebody_else_is_an_error(tmp_path: Path) -> None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("pyarrow")
 
+import evo
 from evo.cli.main import main
+from evo.search import evaluators
+from fitness.tasks.task import Task
+from tests.cli_support import install
 
 REFERENCE = Path(__file__).parent.parent / "runs" / "reference"
 
@@ -65,3 +71,22 @@ def test_a_folder_with_nothing_to_check_is_misuse(tmp_path: Path, capsys: pytest
     assert "got nothing to check" in capsys.readouterr().err
     assert main(["reproduce", str(tmp_path / "none")]) == 2
     assert "expected a folder of results" in capsys.readouterr().err
+
+
+def test_a_champion_is_timed_again_with_the_settings_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    install(monkeypatch.setattr)
+    monkeypatch.setattr(evaluators, "find_gpus", lambda target: SimpleNamespace(count=1, name="H200", problem=""))
+    tasks, instant = [], evaluators.open_evaluator
+
+    def noted(task: Task, *arguments: Any, **options: Any) -> Any:
+        tasks.append(task)
+        return instant(task, *arguments, **options)
+
+    monkeypatch.setattr(evaluators, "open_evaluator", noted)
+    evo.search("softmax", budget=15, workers=1, allow_delegation=0.25, run_dir="run")
+    main(["reproduce", "run"])
+    assert "same: time of the best of run: " in capsys.readouterr().out
+    assert [(task.allow_delegation, task.min_own_share) for task in tasks] == [(True, 0.25)] * 2

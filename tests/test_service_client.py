@@ -6,6 +6,8 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +199,51 @@ def test_a_service_that_is_not_there_is_named_when_patience_ends():
         assert caught.value.status == 0
     with pytest.raises(ConfigError, match="localhost:8321"):
         evo.Client("gpu-box:8321")
+
+
+class FullService:
+    """Refuses each request, as a service whose queue is full does; `paths`: of the requests."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.asked = threading.Event()
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                service.paths.append(self.path)
+                self.send_response(429)
+                self.end_headers()
+                service.asked.set()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def test_a_client_that_closes_asks_a_full_service_once_to_drop_what_waits():
+    service = FullService()
+    client = evo.Client(service.url, TASK, patience_s=30)
+
+    def evaluate() -> None:
+        with pytest.raises(CancelledError):
+            client.evaluate(source(1))
+
+    waiting = threading.Thread(target=evaluate)
+    waiting.start()
+    assert service.asked.wait(30)
+    client.close()
+    waiting.join()
+    service.close()
+    assert service.paths.count("/v1/evaluations") == 1, service.paths
 
 
 def test_a_token_comes_from_the_environment_or_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

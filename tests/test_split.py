@@ -316,6 +316,39 @@ def test_misuse(
     assert opened == []
 
 
+@pytest.mark.parametrize(
+    ("started", "given", "words"),
+    [
+        (["--seed", "5"], ["--seed", "0"], "--seed: the run in out was started with 5, got 0; leave it out"),
+        (["--strategy", "random"], ["--strategy", "evolve"], "was started with random, got evolve"),
+        (["--target", "h100"], ["--target", "sm_90"], "--target: the run in out was started with h100, got sm_90"),
+        ([], ["--operators", "mix,nudge"], "was started with mutate,nudge,mix,screening, got mix,nudge;"),
+        ([], ["--full"], "--full: the run in out was started with first looks, got no first looks"),
+        ([], ["--llm-concurrency", "3"], "--llm-concurrency: the run in out was started with 1, got 3"),
+        ([], ["--max-tokens", "9"], "--max-tokens: the run in out was started with none, got 9"),
+    ],
+)
+def test_settings_that_are_not_those_of_the_run_are_refused_defaults_too(
+    opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str], started: list[str], given: list[str], words: str
+) -> None:
+    assert run("softmax", "--propose-only", "1", "--run-dir", "out", *started) == 0
+    for half in (["--propose-only", "1"], ["--evaluate-only"]):
+        assert run(*half, "--run-dir", "out", *given) == 2
+        assert words in capsys.readouterr().err
+    assert run("--propose-only", "1", "--run-dir", "out", *started) == 0
+
+
+def test_the_default_budget_that_is_given_is_the_budget(opened: list[CliEvaluator]) -> None:
+    for half, given, budget in (
+        (["--propose-only", "1"], ["--budget", "64"], 64),
+        (["--propose-only", "1"], [], 64),
+        (["--evaluate-only"], ["--budget", "32"], 32),
+    ):
+        assert run(*half, "--run-dir", "out", *given) == 0
+        with RunReader(Path("out")) as reader:
+            assert reader.info.config.budget == budget
+
+
 def test_both_halves_at_once_are_refused(opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         run("--propose-only", "2", "--evaluate-only", "--run-dir", "out")

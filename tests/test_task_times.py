@@ -18,6 +18,7 @@ from evo.core.errors import StoreError
 from evo.search import evaluators
 from fitness.cuda.gpus import Gpus
 from fitness.tasks.task import load_task, task_names
+from tests.reference_support import reference_task
 
 pytest.importorskip("pynvml")
 pytest.importorskip("cuda.bindings")
@@ -95,6 +96,11 @@ def test_without_a_gpu_or_a_run_of_the_task_it_says_so(capsys) -> None:
     if not torch.cuda.is_available():
         assert main(["tasks", "time"]) == 2
         assert "torch sees no CUDA GPU; PyTorch, libraries and kernels are timed" in capsys.readouterr().err
+
+
+def test_tasks_without_any_kernel_are_refused(tmp_path: Path, capsys) -> None:
+    assert main(["tasks", "time", str(reference_task(tmp_path / "swish"))]) == 2
+    assert "expected a task with kernel.py, or --best DIR with a kernel of one, got swish" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

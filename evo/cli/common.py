@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evo.core.errors import ConfigError, how_to_install
-from evo.core.settings import STOP_AT
+from evo.core.settings import MIN_OWN_SHARE, STOP_AT
 from evo.search.listener import Listener
 
 if TYPE_CHECKING:
     from evo.api import Evaluator
 
-HALF = 0.5  # `fitness.tasks.task.MIN_OWN_SHARE`, whose import would cost --help its speed
 EXIT_NOT_OK, EXIT_MISUSE, EXIT_LIMIT, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
@@ -108,9 +107,10 @@ def add_baseline(parser: argparse.ArgumentParser) -> None:
         "--allow-delegation",
         nargs="?",
         type=float,
-        const=HALF,
+        const=MIN_OWN_SHARE,
         metavar="SHARE",
-        help=f"PyTorch may do part of the work; own kernels do at least SHARE of it (without a number: {HALF})",
+        help="PyTorch may do part of the work; own kernels do at least SHARE of it (without a number: "
+        f"{MIN_OWN_SHARE})",
     )
 
 

@@ -103,7 +103,13 @@ def _time(run: Path, gpus: str | None) -> Reproduced:
         return Reproduced(what, Agreement.UNCHECKED, "it has no measured kernel but the seed")
     try:
         baseline = None if config.baseline == "seed" else config.baseline
-        with api.Evaluator(config.task, gpus=gpus, target=config.target, baseline=baseline) as evaluator:
+        with api.Evaluator(
+            config.task,
+            gpus=gpus,
+            target=config.target,
+            baseline=baseline,
+            allow_delegation=config.allow_delegation,
+        ) as evaluator:
             again = evaluator.evaluate(best_source(best))
     except EvoError as error:
         return Reproduced(what, Agreement.UNCHECKED, str(error))

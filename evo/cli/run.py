@@ -15,15 +15,11 @@ from evo.cli import common
 from evo.cli.search import CommandLine, show_end
 from evo.core.errors import ConfigError
 from evo.core.records import StopReason
-from evo.core.settings import CANDIDATES_AN_ISLAND, ISLANDS
+from evo.core.settings import CANDIDATES_AN_ISLAND, DEFAULT_CONCURRENCY, DEFAULT_TASK, ISLANDS, RunConfig
 
 if TYPE_CHECKING:
     from evo.search.options import Settings
 
-DEFAULT_TASK = "softmax"
-DEFAULT_BUDGET = 32
-# Questions in flight if several workers evaluate, as `evo.api` has it, whose import would cost --help its speed.
-DEFAULT_CONCURRENCY = 8
 # Settings of `evo.search` by the names of their options.
 _SETTINGS = {
     **{name: name for name in ("budget", "seed", "strategy", "operators", "islands", "workers", "target", "gpus")},
@@ -41,22 +37,12 @@ def add(commands: Any) -> None:
     run.add_argument(
         "task", nargs="?", metavar="TASK", help=f"a built-in task or a task folder (default: {DEFAULT_TASK})"
     )
-    run.add_argument(
-        "--budget",
-        type=int,
-        default=DEFAULT_BUDGET,
-        metavar="N",
-        help=f"candidates to evaluate (default: {DEFAULT_BUDGET})",
-    )
+    run.add_argument("--budget", type=int, metavar="N", help=f"candidates to evaluate (default: {RunConfig.budget})")
     run.add_argument("--gpu-seconds", type=float, metavar="X", help="the run ends when a GPU measured for so long, too")
     common.add_stop(run)
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: runs/TASK-NUMBER)")
-    run.add_argument("--seed", type=int, default=0, metavar="S", help="of all randomness (default: 0)")
-    run.add_argument(
-        "--strategy",
-        default="evolve",
-        help="evolve (default), random or hillclimb; best-of-n and tritonforge ask models",
-    )
+    run.add_argument("--seed", type=int, metavar="S", help=f"of all randomness (default: {RunConfig.seed})")
+    run.add_argument("--strategy", help="evolve (default), random or hillclimb; best-of-n and tritonforge ask models")
     run.add_argument("--operators", metavar="A,B", help="names of operators (default: the strategy's)")
     run.add_argument(
         "--islands",
@@ -82,7 +68,8 @@ def add(commands: Any) -> None:
     )
     _add_models(run)
     _add_halves(run)
-    run.set_defaults(command=_run, default_of=run.get_default)
+    # What was not given is None: for a run that exists, a default would be another value than the run's.
+    run.set_defaults(command=_run, **dict.fromkeys(_SETTINGS))
 
 
 def _add_models(run: argparse.ArgumentParser) -> None:
@@ -119,9 +106,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _settings(arguments: argparse.Namespace) -> Settings:
     """The settings that were given: a run that exists has all others already."""
     given: Any = {
-        setting: getattr(arguments, option)
-        for option, setting in _SETTINGS.items()
-        if getattr(arguments, option) != arguments.default_of(option)
+        setting: value for option, setting in _SETTINGS.items() if (value := getattr(arguments, option)) is not None
     }
     if "operators" in given:
         given["operators"] = [name.strip() for name in given["operators"].split(",")]

@@ -55,6 +55,13 @@ def _time(arguments: argparse.Namespace) -> int:
     target = get_target(arguments.target)
     tasks = [load_task(name) for name in arguments.tasks or task_names()]
     best = _best(arguments.best, tasks)
+    kernels = [(task, task.seed_source) for task in tasks if task.seed_source is not None]
+    kernels += [(task, best[task.name][1]) for task in tasks if task.name in best]
+    if not kernels:
+        raise ConfigError(
+            f"evo tasks time: expected a task with kernel.py, or --best DIR with a kernel of one, got "
+            f"{', '.join(task.name for task in tasks)} without kernels; name such a task, or a folder of runs"
+        )
     if problem := evaluators.find_gpus(target.name).problem:
         raise ConfigError(
             f"evo tasks time: expected a GPU that measures for {target.name}, but {problem}; PyTorch, libraries and "
@@ -62,8 +69,6 @@ def _time(arguments: argparse.Namespace) -> int:
         )
     from fitness.suites.baselines import measure
 
-    kernels = [(task, task.seed_source) for task in tasks if task.seed_source is not None]
-    kernels += [(task, best[task.name][1]) for task in tasks if task.name in best]
     rows: list[BaselineRow] = []
     gpu: dict[str, Any] = {}
     for timed in measure(kernels, target, evaluators.workers(arguments.workers)):

@@ -47,9 +47,14 @@ GPU_ESTIMATES = 0  # screened drafts, and settings of an answer
 REDRAFTS = 8
 # A kernel with this share of the attainable speed in every tune case has next to nothing left to gain.
 STOP_AT, OFF = 0.97, "off"
-GUIDANCE = ("digest", "raw", "none")  # those of operators.llm.base, whose import would slow --help
+# How much of a profile a prompt holds: a digest with hints, the metrics as they were read, nothing.  The latter two
+# exist to find out what the first is worth.
+GUIDANCE = ("digest", "raw", "none")
+# Of time and outputs, if a task allows delegation: a candidate's own kernels must do most of the work.
+MIN_OWN_SHARE = 0.5
 
-
+DEFAULT_TASK = "softmax"
+DEFAULT_CONCURRENCY = 8  # questions in flight if several workers evaluate
 # Populations; and the candidates that each has at least, if models are asked: fewer would be as many short searches.
 ISLANDS, CANDIDATES_AN_ISLAND = 3, 24
 
@@ -255,7 +260,7 @@ def check_share(share: Any) -> None:
     if share is not None and not (number and 0 <= share < 1):
         raise ConfigError(
             f"--allow-delegation: expected the share of own kernels, from 0 to less than 1, got {share!r}; give "
-            f"another, or none for 0.5"
+            f"another, or none for {MIN_OWN_SHARE:g}"
         )
 
 

@@ -81,7 +81,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _answer(row: Mapping[str, Any]) -> ModelAnswer:
-    bill = None
-    if row.get("tokens_in") is not None:
-        bill = Bill(row["tokens_in"], row["tokens_out"], row["usd"])
+    """Returns the answer in a row; a file of another program may lack what only the bill needs."""
+    tokens_in, tokens_out = row.get("tokens_in"), row.get("tokens_out")
+    bill = None if tokens_in is None or tokens_out is None else Bill(tokens_in, tokens_out, row.get("usd"))
     return ModelAnswer(row["answer"], row["finish"], row.get("reasoning") or "", bill)

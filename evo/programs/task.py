@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from evo.core.errors import ConfigError, TaskError
 from evo.programs.capture import Capture, CapturedCall, CapturedHost, CapturedKernel
+from evo.programs.origin import FILE as ORIGIN
+from evo.programs.origin import FUNCTION, KERNEL, VERSION
 
 if TYPE_CHECKING:
     from fitness.sandbox.zygote import Zygote
 
-VERSION = 1
 MOST_TUNE = 6  # calls that are timed; of more, those with the most GPU time
 MOST_HOLDOUT = 3
 SMALL = 1 << 16  # elements of all tensors of a call, which Triton's interpreter can bear
-ORIGIN = "origin.json"
 _ENTRY = "The program calls {function}: write it anew. {entry} stands for the program's call and has to stay as it is."
 TARGET = "sm_90"  # that kernels are recorded for: the plans are those of any
 
@@ -278,7 +278,7 @@ def origin_of(subject: CapturedHost, calls: Sequence[CapturedCall], entry: str) 
         "version": VERSION,
         "module": subject.module,
         "attribute": subject.attribute,
-        "kind": "kernel" if isinstance(subject, CapturedKernel) else "function",
+        "kind": KERNEL if isinstance(subject, CapturedKernel) else FUNCTION,
         "file": subject.file,
         "sha256": subject.sha256,
         "package": subject.package,

@@ -348,8 +348,11 @@ class Engine:
             self._store.event("llm", f"call {call.number}, {call.question.operator}: {call.error}")
             self._settle_candidate(made=False)
             return
+        try:
+            made = self._scheduler.read(call)
+        except _Stopped:  # the answer is stored and read on resume, so its candidate stays reserved
+            return
         self._proposed += 1
-        made = self._scheduler.read(call)
         if made.evaluation is None:
             self._store.proposed(made.proposal, call=call.number, spans=made.spans, answered=made.answered)
             self._submit(made.proposal)

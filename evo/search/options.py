@@ -13,16 +13,22 @@ from evo.core.baselines import check_baseline, chosen_baseline
 from evo.core.errors import ConfigError
 from evo.core.models import Answerer, CallableModel, Model
 from evo.core.records import OperatorRef
-from evo.core.settings import GUIDANCE, REDRAFTS, SEED_RANGE, STOP_AT, RunConfig, default_islands, share_to_stop
+from evo.core.settings import (
+    DEFAULT_CONCURRENCY,
+    GUIDANCE,
+    REDRAFTS,
+    SEED_RANGE,
+    STOP_AT,
+    RunConfig,
+    default_islands,
+    share_to_stop,
+)
 from evo.llm.models import read_models, split_models
 from evo.search import assemble, evaluators
 from evo.search.strategies import Strategy, find_strategy, strategy_of
 from fitness.tasks.task import Task
 from operators.base import Operator
 from operators.llm.base import LlmOperator
-
-# Questions in flight if several workers evaluate.
-DEFAULT_CONCURRENCY = 8
 
 AnyTask = str | os.PathLike[str] | Task
 AnyModel = str | Model | CallableModel

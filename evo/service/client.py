@@ -221,7 +221,7 @@ class Client:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """Ends the connections.  What still runs is dropped."""
+        """Ends the connections.  What still runs is dropped; a service that cannot drop it now is not asked again."""
         if self._loop.is_closed():
             return
         self._start(self._end()).result()
@@ -230,6 +230,7 @@ class Client:
         self._loop.close()
 
     async def _end(self) -> None:
+        self._patience_s = 0.0  # each cancelled evaluation asks the service to drop it, once
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for each in others:
             each.cancel()

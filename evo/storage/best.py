@@ -129,9 +129,14 @@ def _evidence(info: RunInfo, result: Conclusion) -> dict[str, object]:
 
 
 def _commands(info: RunInfo) -> list[str]:
-    task, target = quoted(info.config.task), info.config.target
-    baseline = f" --baseline {info.config.baseline}" if info.config.baseline_kind.pytorch else ""
-    return [f"evo {command} {task} best/kernel.py --target {target}{baseline}" for command in ("evaluate", "certify")]
+    """Returns the commands that evaluate and certify best/kernel.py as the run did."""
+    config = info.config
+    options = f"--target {config.target}"
+    if config.baseline_kind.pytorch:
+        options += f" --baseline {config.baseline}"
+    if config.allow_delegation is not None:
+        options += f" --allow-delegation {config.allow_delegation}"
+    return [f"evo {command} {quoted(config.task)} best/kernel.py {options}" for command in ("evaluate", "certify")]
 
 
 def _figures(info: RunInfo, best: Trial) -> dict[str, object]:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from evo.core import syntax
 from evo.core.errors import TaskError
 from evo.core.records import Case
+from evo.core.settings import MIN_OWN_SHARE
 from fitness.frontend.plan import ITEMSIZE
 from fitness.suites.values import draw, is_fresh
-from fitness.tasks.task import MIN_OWN_SHARE
 
 if TYPE_CHECKING:
     import torch

@@ -65,6 +65,7 @@ from evo.core import syntax
 from evo.core.baselines import BaselineKind, chosen_baseline
 from evo.core.errors import TaskError
 from evo.core.records import Case
+from evo.core.settings import MIN_OWN_SHARE
 from evo.core.text import did_you_mean
 from fitness.frontend.plan import ITEMSIZE
 from fitness.tasks.scaffold import is_kernel, launchers, parse_kernel
@@ -78,8 +79,6 @@ FROZEN_FILE = "task.json"
 LIBRARY_FILE = "library.py"  # not part of the task's hash: it decides no result
 _HASHED_FILES = ("task.py", "kernel.py")
 
-# Of time and outputs, if a task allows delegation: a candidate's own kernels must do most of the work.
-MIN_OWN_SHARE = 0.5
 SEED = "seed"  # as `reference`.
 # Options that are not functions.
 _SWITCHES = ("stress", "deterministic", "allow_delegation", "lenient")

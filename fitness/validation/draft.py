@@ -14,6 +14,7 @@ from typing import Any
 
 from evo.core.errors import EvoError, TaskError
 from evo.core.records import Verdict
+from evo.core.settings import MIN_OWN_SHARE
 from evo.core.text import plain
 from fitness.evaluator import SeedError, TaskEvaluator
 from fitness.frontend.stages import Stop
@@ -22,7 +23,7 @@ from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import scratch_folder
 from fitness.sandbox.zygote import Zygote
 from fitness.tasks.scaffold import waivers
-from fitness.tasks.task import MIN_OWN_SHARE, Task, load_task
+from fitness.tasks.task import Task, load_task
 from fitness.validation import draft_rehearsal, vacuous
 from fitness.validation.draft_rules import check_task
 

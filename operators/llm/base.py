@@ -15,12 +15,10 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from evo.core.records import Profile, Verdict
+from evo.core.settings import GUIDANCE
 from operators.base import Draft, Parent
 
 ROLES = ("system", "user", "assistant")
-# How much of a profile a prompt holds: a digest with hints, the metrics as they were read, nothing.  The latter two
-# exist to find out what the first is worth.
-GUIDANCE = ("digest", "raw", "none")
 # What is asked for: the whole file, or search/replace blocks (`operators/llm/edits.py`).
 ANSWERS = ("rewrite", "edits")
 
