@@ -128,6 +128,8 @@ def test_operators_are_credited_with_what_their_answers_cost(tmp_path: Path) -> 
         fill(store, *(ok_trial(i, operator="mutate@a", cost=priced) for i in range(2)))
         fill(store, ok_trial(2, operator="mutate@b", cost=priced), ok_trial(3, operator="mutate@b", cost=unpriced))
         assert {o.name: (o.tokens, o.usd) for o in store.operators()} == {"mutate@a": (60, 1.0), "mutate@b": (33, None)}
+        fill(store, ok_trial(4, operator="mutate@a", cost={"tuned": 1.0}))  # an answer whose tokens were not counted
+        assert [(o.tokens, o.usd) for o in store.operators() if o.name == "mutate@a"] == [(None, None)]
 
 
 def test_an_empty_run_has_no_best(tmp_path: Path) -> None:
