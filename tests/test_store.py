@@ -70,6 +70,18 @@ def test_proposals_without_evaluation_are_pending(tmp_path: Path) -> None:
         assert store.pending() == waiting
 
 
+def test_candidates_are_counted_without_the_seed_whether_it_is_evaluated_or_not(tmp_path: Path) -> None:
+    first, done, waiting = ok_trial(0, operator="seed"), ok_trial(1, parents=(0,)), proposal(2, parents=(0,))
+    with create(tmp_path) as store:
+        for made in (first.proposal, done.proposal, waiting):
+            store.proposed(made)
+        assert (store.spent(), store.pending_count()) == (0, 2)
+        store.finished(done)  # by the second worker, before the seed
+        assert (store.spent(), store.pending_count()) == (1, 1)
+        store.finished(first)
+        assert (store.spent(), store.pending_count()) == (1, 1)
+
+
 def test_a_source_is_proposed_once_and_evaluated_once(tmp_path: Path) -> None:
     with create(tmp_path) as store:
         fill(store, ok_trial(0))

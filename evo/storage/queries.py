@@ -13,6 +13,7 @@ from typing import Any, Self
 from evo.core.errors import ConfigError, StoreError
 from evo.core.records import (
     BASELINE_OPERATOR,
+    FIRST_OPERATORS,
     TIERS,
     Candidate,
     Fitness,
@@ -87,6 +88,10 @@ _MODELS = f"""
     SELECT model, COUNT(*), COUNT(answer), COUNT(error), {_whole_sum("tokens_in", _ANSWERED)},
            {_whole_sum("tokens_out", _ANSWERED)}, {_whole_sum("usd", _BILLED)}, AVG(seconds)
     FROM llm_calls GROUP BY model ORDER BY COUNT(*) DESC, model
+"""
+_COUNT = """
+    SELECT COUNT(*) FROM proposals p LEFT JOIN evaluations e USING (trial)
+    WHERE p.operator NOT IN (?, ?) AND (e.trial IS NOT NULL) = ?
 """
 _LOST_PARENTS = """
     SELECT p.trial, j.value FROM proposals p, json_each(p.parents) j
@@ -242,7 +247,14 @@ class RunReader:
 
     def spent(self) -> int:
         """Returns how many candidates were evaluated, without the seed, which is free."""
-        return max(0, sum(self.verdicts().values()) - 1)
+        return self._count(evaluated=True)
+
+    def pending_count(self) -> int:
+        """Returns how many candidates wait for an evaluation, without the seed."""
+        return self._count(evaluated=False)
+
+    def _count(self, *, evaluated: bool) -> int:
+        return int(self._db.execute(_COUNT, (*FIRST_OPERATORS, evaluated)).fetchone()[0])
 
     def finished_before(self) -> dict[int, int]:
         """By trial, how many evaluations were stored before its proposal was."""
