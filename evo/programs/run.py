@@ -37,8 +37,8 @@ def run_program(
 
     watch: folder for a capture; None: not watched.  values: describe the arguments of calls, too.
     patches: packages with patch.py, each imported after the module that it patches; report: folder for what each says
-    of its calls, in a file named by its number.  keep_output: return what the program prints on standard output.
-    quiet: what it prints there goes to standard error.  Raises ConfigError if it cannot be started.
+    of its calls, in a file NUMBER-PID for each process.  keep_output: return what the program prints on standard
+    output.  quiet: what it prints there goes to standard error.  Raises ConfigError if it cannot be started.
     """
     settings = None if watch is None else {"folder": str(watch.resolve()), "keep_values": keep_values, "values": values}
     where = "" if report is None else str(report.resolve())
