@@ -514,3 +514,16 @@ def test_what_an_earlier_version_evaluated_without_a_plan_is_never_shown_as_meas
         rows = [dict(zip(names, row, strict=True)) for row in evaluations(run)]
     assert [row["verdict"] for row in rows] == ["unsupported", "unsupported", "wrong"]
     assert all(row["speedup"] is None and not row["cases"] for row in rows)
+
+
+def test_a_trial_is_shown_with_the_median_that_everything_else_uses(tmp_path: Path) -> None:
+    trial = ok_trial(0, operator="seed")
+    (timing,) = trial.evaluation.timings
+    timing = dataclasses.replace(timing, samples_us=(1.0, 2.0, 4.0, 8.0), baseline_us=(6.0, 8.0))
+    trial = dataclasses.replace(trial, evaluation=dataclasses.replace(trial.evaluation, timings=(timing,)))
+    with create(tmp_path) as store:
+        fill(store, trial)
+    console = Console(file=io.StringIO(), width=200)
+    with RunReader(tmp_path) as run:
+        show_trial(run, 0, console)
+    assert "case square: 3.00 µs, seed 7.00 µs" in console.file.getvalue()

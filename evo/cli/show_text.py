@@ -124,7 +124,7 @@ def _print_builds(evaluation: Evaluation, console: Console) -> None:
 
 
 def _print_timing(timing: Timing, baseline: BaselineKind, console: Console) -> None:
-    ours, seed = (sorted(s)[len(s) // 2] for s in (timing.samples_us, timing.baseline_us))
+    ours, seed = timing.median_us, timing.baseline_median_us
     low, high = timing.ci95
     kind = "estimated" if timing.estimated else "measured"
     name = baseline.text if baseline.pytorch else "seed"
