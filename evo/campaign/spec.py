@@ -129,7 +129,8 @@ class Spec:
     allocation: str = EQUAL  # one of evo.campaign.allocation.ALLOCATIONS
 
     def config(self, task: str, variant: str, seed: int, device: str) -> RunConfig:
-        """Returns the settings of one run.  It has one worker, so that each proposal knows all results before it.
+        """Returns the settings of one run.  It has one worker: with one question at a time each proposal knows all
+        results before it.
 
         device: "gpu", "cpu", or "" if the first evaluation will decide it.
         """
