@@ -57,10 +57,11 @@ def run_program(
     return ProgramEnd(done.returncode, seconds, printed)
 
 
-def new_folder(command: Sequence[str], parent: Path = Path("captures")) -> Path:
+def new_folder(command: Sequence[str]) -> Path:
     """Returns a folder for the capture of a command that does not exist: captures/train-001."""
     words = [word for word in command if word.endswith(".py")] or [w for w in command[1:] if not w.startswith("-")]
     name = Path(words[0]).stem if words else Path(command[0]).name
+    parent = Path("captures")
     taken = {path.name for path in parent.glob(f"{name}-*")}
     number = next(n for n in range(1, 10**6) if f"{name}-{n:03}" not in taken)
     return parent / f"{name}-{number:03}"
