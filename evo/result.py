@@ -9,8 +9,7 @@ from pathlib import Path
 
 from evo.core.records import Certificate, Fitness, Trial, Verdict
 from evo.core.settings import RunConfig
-from evo.search.budget import gpu_seconds as gpu_seconds_of
-from evo.search.termination import ended
+from evo.search.termination import ended, spent_budget
 from evo.storage.best import Conclusion, read_result
 from evo.storage.queries import RunReader
 
@@ -29,9 +28,9 @@ class BestKernel(Fitness):
 
 @dataclass(frozen=True)
 class Spending:
-    """What a run has cost.  Tokens and dollars are None if some were not counted."""
+    """What a run has cost, without the seed, which is free.  Tokens and dollars are None if some were not counted."""
 
-    candidates: int  # evaluated, without the seed
+    candidates: int  # evaluated
     gpu_seconds: float
     tokens: int | None
     usd: float | None
@@ -98,7 +97,7 @@ def _spending(run: RunReader) -> Spending:
     measured = run.info.config.device == "gpu"
     return Spending(
         candidates=run.spent(),
-        gpu_seconds=sum(gpu_seconds_of(trial.evaluation) for trial in run.trials()) if measured else 0.0,
+        gpu_seconds=spent_budget(run, run.info.config).spent_gpu_s if measured else 0.0,
         tokens=sum(tokens) if len(tokens) == len(models) else None,
         usd=sum(usd) if len(usd) == len(models) else None,
     )

@@ -68,7 +68,6 @@ class Gene:
     """One tunable integer.  `name` is the same in every candidate that has the same kernel and parameter."""
 
     name: str  # "softmax_kernel.BLOCK"; a second launch of a kernel is "softmax_kernel@2.BLOCK"
-    location: str  # its place, e.g. "softmax/launch/BLOCK".
     value: int  # COMPUTED if it is an expression
     values: tuple[int, ...]  # legal ones, ascending, the current one among them
     kind: str  # block | dot | warps | stages | group | registers | unroll | other
@@ -183,7 +182,6 @@ def _all_sites(source: Source) -> Iterator[_Site]:
 
 
 def _launch_sites(source: Source, launch: LaunchSite, prefix: str) -> Iterator[_Site]:
-    place = f"{launch.host.name.value if launch.host else 'module'}/launch"
     ambiguous = _shared_literals(source, launch)
     given = {k: a for k, a in launch.arguments.items() if k in launch.kernel.constexpr}
     options = OPTION_DEFAULTS if has_loops(source, launch.kernel) else {"num_warps"}
@@ -192,32 +190,32 @@ def _launch_sites(source: Source, launch: LaunchSite, prefix: str) -> Iterator[_
             continue
         literal = source.resolve(arg.value, launch.host)
         if not isinstance(literal, cst.Integer):
-            site = _computed_site(launch, name, arg.value, f"{prefix}.{name}", f"{place}/{name}")
+            site = _computed_site(launch, name, arg.value, f"{prefix}.{name}")
             if site is not None:
                 yield site
             continue
         if _is_default(launch, literal):
-            site = _given_site(launch, name, arg.value, literal, f"{prefix}.{name}", f"{place}/{name}")
+            site = _given_site(launch, name, arg.value, literal, f"{prefix}.{name}")
             if site is not None:
                 yield site
                 continue
         if literal is arg.value and integer(literal) in ambiguous:
             continue  # the grid repeats this number, and it is not clear for which parameter
         repeated = _grid_literals(launch, int(literal.value, 0)) if literal is arg.value and name in given else ()
-        site = _site(launch.kernel, name, f"{prefix}.{name}", f"{place}/{name}", (literal, *repeated))
+        site = _site(launch.kernel, name, f"{prefix}.{name}", (literal, *repeated))
         if site is not None and (site.gene.kind != "other" or _is_work(launch, name, arg.value)):
             yield site
     if launch.kernel.autotuned or launch.opaque:
         return
     for option in options:
         if option not in launch.options:
-            yield _missing(launch.call, option, f"{prefix}.{option}", f"{place}/{option}")
+            yield _missing(launch.call, option, f"{prefix}.{option}")
 
 
-def _missing(call: cst.Call, option: str, name: str, location: str) -> _Site:
+def _missing(call: cst.Call, option: str, name: str) -> _Site:
     """An option that a launch or a configuration does not name, at what Triton takes then."""
     kind = _KIND_BY_NAME[option]
-    return _Site(Gene(name, location, OPTION_DEFAULTS[option], _VALUES[kind], kind), (), call, option)
+    return _Site(Gene(name, OPTION_DEFAULTS[option], _VALUES[kind], kind), (), call, option)
 
 
 def has_loops(source: Source, kernel: Kernel) -> bool:
@@ -234,9 +232,7 @@ def has_loops(source: Source, kernel: Kernel) -> bool:
     return False
 
 
-def _computed_site(
-    launch: LaunchSite, parameter: str, value: cst.BaseExpression, name: str, place: str
-) -> _Site | None:
+def _computed_site(launch: LaunchSite, parameter: str, value: cst.BaseExpression, name: str) -> _Site | None:
     """An option, or a block that something is cut into, whose value the host computes.
 
     A number takes the place of an option's expression.  The grid depends on a block variable too, so the edit sets it
@@ -244,7 +240,7 @@ def _computed_site(
     """
     if parameter in _KIND_BY_NAME:
         kind = _KIND_BY_NAME[parameter]
-        return _Site(Gene(name, place, COMPUTED, (COMPUTED, *_VALUES[kind]), kind), (value,))
+        return _Site(Gene(name, COMPUTED, (COMPUTED, *_VALUES[kind]), kind), (value,))
     kind = _kind(launch.kernel, parameter) or ""
     variable = value.value if isinstance(value, cst.Name) else ""
     if kind not in ("block", "dot") and not (kind == "other" and _is_shape(launch.kernel, parameter)):
@@ -252,15 +248,15 @@ def _computed_site(
     if _is_flag(value) or not is_tiled(launch, parameter, variable):
         return None
     if not variable:
-        legal = _computed_values(launch.kernel, kind, hint([value]))
-        return _Site(Gene(name, place, COMPUTED, legal, kind), (value,)) if _by_meta(launch, parameter) else None
+        legal = _computed_values(launch.kernel, hint([value]))
+        return _Site(Gene(name, COMPUTED, legal, kind), (value,)) if _by_meta(launch, parameter) else None
     override = find_override(launch, variable)
     if override is None:
         return None
     if override.literal is not None:
-        return _site(launch.kernel, parameter, name, place, (override.literal,))
-    legal = _computed_values(launch.kernel, kind, hint(override.values))
-    return _Site(Gene(name, place, COMPUTED, legal, kind), (), override=override)
+        return _site(launch.kernel, parameter, name, (override.literal,))
+    legal = _computed_values(launch.kernel, hint(override.values))
+    return _Site(Gene(name, COMPUTED, legal, kind), (), override=override)
 
 
 def _is_default(launch: LaunchSite, literal: cst.Integer) -> bool:
@@ -268,10 +264,10 @@ def _is_default(launch: LaunchSite, literal: cst.Integer) -> bool:
 
 
 def _given_site(
-    launch: LaunchSite, parameter: str, value: cst.BaseExpression, default: cst.Integer, name: str, place: str
+    launch: LaunchSite, parameter: str, value: cst.BaseExpression, default: cst.Integer, name: str
 ) -> _Site | None:
     """A parameter of the host with a default, which callers may give themselves: its number is set in the body."""
-    plain = _site(launch.kernel, parameter, name, place, (default,))
+    plain = _site(launch.kernel, parameter, name, (default,))
     if plain is None or not isinstance(value, cst.Name):
         return None
     if parameter in _KIND_BY_NAME:
@@ -310,7 +306,7 @@ def _by_meta(launch: LaunchSite, parameter: str) -> bool:
     return not any(code(d) == text for n in walk(launch.host or launch.grid) if (d := divisor(n)) is not None)
 
 
-def _computed_values(kernel: Kernel, kind: str, near: int | None) -> tuple[int, ...]:
+def _computed_values(kernel: Kernel, near: int | None) -> tuple[int, ...]:
     """Legal numbers for a block that is computed: within a factor of 8 of what its expression names."""
     legal = _VALUES["dot" if kernel.calls("tl.dot") else "block"]
     low, high = (near / 8, near * 8) if near else (16, 1024)
@@ -350,7 +346,7 @@ def _grid_sites(source: Source, launch: LaunchSite) -> Iterator[_Site]:
         literal = source.resolve(cst.Name(name), launch.host)
         if isinstance(literal, cst.Integer):
             host = launch.host.name.value
-            site = _site(launch.kernel, name, f"{host}.{name}", f"{host}/{name}", (literal,))
+            site = _site(launch.kernel, name, f"{host}.{name}", (literal,))
             if site is not None:
                 yield site
 
@@ -378,9 +374,9 @@ def _config_sites(source: Source, kernel: Kernel) -> Iterator[_Site]:
     for name, literal in (entry for config in configs for entry in config_entries(config)):
         values.setdefault(name, set()).add(integer(literal))
     for index, config in enumerate(configs):
-        prefix, place = f"{kernel.name}.config{index}", f"{kernel.name}/config{index}"
+        prefix = f"{kernel.name}.config{index}"
         for name, literal in config_entries(config):
-            site = _site(kernel, name, f"{prefix}.{name}", f"{place}/{name}", (literal,))
+            site = _site(kernel, name, f"{prefix}.{name}", (literal,))
             free = name in options or (name not in OPTION_DEFAULTS and (name in _KIND_BY_NAME or len(values[name]) > 1))
             if site is not None and (free or site.gene.kind in ("block", "dot", "group")):
                 yield site
@@ -389,7 +385,7 @@ def _config_sites(source: Source, kernel: Kernel) -> Iterator[_Site]:
             continue
         for option in options:
             if option not in given:
-                yield _missing(config, option, f"{prefix}.{option}", f"{place}/{option}")
+                yield _missing(config, option, f"{prefix}.{option}")
 
 
 def config_entries(config: cst.Call) -> Iterator[tuple[str, cst.Integer]]:
@@ -410,12 +406,12 @@ def _range_sites(kernel: Kernel) -> Iterator[_Site]:
         for arg in call.args:
             if arg.keyword is not None and arg.keyword.value in _KIND_BY_NAME and isinstance(arg.value, cst.Integer):
                 name = f"range{index}.{arg.keyword.value}"
-                site = _site(kernel, arg.keyword.value, f"{kernel.name}.{name}", f"{kernel.name}/{name}", (arg.value,))
+                site = _site(kernel, arg.keyword.value, f"{kernel.name}.{name}", (arg.value,))
                 if site is not None:
                     yield site
 
 
-def _site(kernel: Kernel, parameter: str, name: str, location: str, literals: tuple[cst.Integer, ...]) -> _Site | None:
+def _site(kernel: Kernel, parameter: str, name: str, literals: tuple[cst.Integer, ...]) -> _Site | None:
     value = integer(literals[0])
     kind = _kind(kernel, parameter)
     if kind is None or value is None or value < 1:
@@ -423,7 +419,7 @@ def _site(kernel: Kernel, parameter: str, name: str, location: str, literals: tu
     legal = _VALUES.get(kind) or tuple(
         n // d for n, d in ((value, 4), (value, 2), (value * 2, 1), (value * 4, 1)) if n >= d
     )
-    return _Site(Gene(name, location, value, tuple(sorted({*legal, value})), kind), literals)
+    return _Site(Gene(name, value, tuple(sorted({*legal, value})), kind), literals)
 
 
 def _kind(kernel: Kernel, parameter: str) -> str | None:

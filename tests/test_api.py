@@ -28,7 +28,7 @@ from evo.search import assemble, evaluators
 from evo.search.listener import Listener
 from evo.storage.store import RunReader
 from tests.cli_support import BROKEN, CliEvaluator, install
-from tests.engine_support import facts
+from tests.engine_support import create, facts, ok_trial
 from tests.test_cli import ROOT, run_verdict
 from tests.test_cli import run as command
 
@@ -160,6 +160,18 @@ def test_gpu_seconds_are_counted_where_a_gpu_measures(
     result = evo.search("softmax", budget=500, gpu_seconds=9, gpus=1, workers=1, run_dir="out")
     assert result.config.gpus == "1" and result.stop_reason == "budget spent"
     assert result.spent.gpu_seconds >= 9 and result.spent.candidates < 500
+
+
+def test_the_seed_is_free_in_every_count_of_what_was_spent(tmp_path: Path) -> None:
+    with create(tmp_path, device="gpu") as store:
+        for index, seconds in enumerate((5.0, 1.5, 1.0)):
+            trial = ok_trial(index, operator="grow" if index else "seed")
+            store.proposed(trial.proposal)
+            store.finished(
+                dataclasses.replace(trial, evaluation=dataclasses.replace(trial.evaluation, seconds={"time": seconds}))
+            )
+    spent = evo.Result.open(tmp_path).spent
+    assert (spent.candidates, spent.gpu_seconds) == (2, 2.5)
 
 
 def test_progress_is_printed_or_heard(opened: list[CliEvaluator], capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,21 @@ for n, value in enumerate(values):
     print(f"step {n} loss {value} times {others.half(4.0)}")
 json.dump({"loss": values, "name": "x"}, open("out.json", "w"))
 """
+FORKS = """
+import multiprocessing
+import ops
+
+def work(n):
+    for _ in range(n):
+        print(f"half {ops.half(4.0)}")
+
+if __name__ == "__main__":
+    for how, n in (("fork", 1), ("spawn", 2)):
+        child = multiprocessing.get_context(how).Process(target=work, args=(n,))
+        child.start()
+        child.join()
+    work(3)
+"""
 OPS = "def half(x):\n    return x / 2\n"
 PATCH = """
 import ops
@@ -97,6 +112,15 @@ def test_several_packages_of_one_side_run_together(folder: Path) -> None:
     assert side["deviation"] == pytest.approx(1e-3)  # each replaced its own function
     done = compared(folder, "equal,elsewhere", "--numbers", r"loss (\S+)")
     assert done.returncode == 2 and "elsewhere: expected the program to import the module" in done.stderr
+
+
+def test_what_a_package_says_in_each_process_is_kept(folder: Path) -> None:
+    (folder / "forks.py").write_text(FORKS)
+    words = ["capture", "--compare", "original", "equal", "--repeats", "1", "--numbers", r"half (\S+)", "--json"]
+    done = run(folder, *words, "--", sys.executable, "forks.py", interpreted=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)["sides"][1]["report"].splitlines()
+    assert sorted(said) == [f"the new code ran {n} times" for n in (1, 2, 3)]
 
 
 def test_a_package_that_is_not_imported_is_an_error(folder: Path) -> None:

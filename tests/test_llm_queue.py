@@ -505,6 +505,26 @@ def test_uses_of_models_are_summed_up(tmp_path: Path) -> None:
         assert [a["answer"] for a in run.answers()] == [answer_to("one"), answer_to("two")]
 
 
+def test_costs_are_unknown_if_those_of_one_answer_are(tmp_path: Path) -> None:
+    replies = in_turn(error(500, "no"), Reply(tokens=None), Reply())
+    with Endpoint(replies) as endpoint, asking(tmp_path, endpoint, usd_in=1.0, usd_out=10.0, attempts=1) as asked:
+        for text in ("refused, which costs nothing", "not counted", "counted"):
+            asked.ask(text)
+    with RunReader(tmp_path) as run:
+        (use,) = run.models()
+        assert (use.answers, use.failed, use.tokens_in, use.tokens_out, use.usd) == (2, 1, None, None, None)
+
+
+def test_costs_are_known_if_a_question_that_failed_cost_nothing(tmp_path: Path) -> None:
+    replies = in_turn(error(500, "no"), Reply())
+    with Endpoint(replies) as endpoint, asking(tmp_path, endpoint, usd_in=1.0, usd_out=10.0, attempts=1) as asked:
+        asked.ask("refused, which costs nothing")
+        asked.ask("counted")
+    with RunReader(tmp_path) as run:
+        (use,) = run.models()
+        assert (use.failed, use.tokens_in, use.tokens_out, use.usd) == (1, 10, 20, pytest.approx(210 / 1e6))
+
+
 def test_the_direction_of_a_question_is_stored_with_it(tmp_path: Path) -> None:
     """What answers in flight look in is known after a restart."""
     create(tmp_path).close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -186,6 +187,16 @@ def test_a_result_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "best").write_text("in the way")
     with pytest.raises(StoreError, match="expected to write"):
         write_result(tmp_path, info(), ok_trial(0), Conclusion(ok_trial(1), CERTIFICATE))
+
+
+def test_a_reader_never_finds_half_a_result(tmp_path: Path) -> None:
+    write_result(tmp_path, info(), ok_trial(0, operator="seed"), Conclusion(ok_trial(1), CERTIFICATE))
+    before = {path: path.read_text() for path in (tmp_path / "best").iterdir()}
+    with contextlib.ExitStack() as stack:
+        reading = {path: stack.enter_context(open(path, encoding="utf-8")) for path in before}
+        write_result(tmp_path, info(), ok_trial(0, operator="seed"), Conclusion(ok_trial(2, 2.0), CERTIFICATE))
+        assert {path: file.read() for path, file in reading.items()} == before
+    assert set((tmp_path / "best").iterdir()) == set(before)
 
 
 def test_the_evidence_has_all_there_is_to_believe_a_speedup_and_can_be_read_again(tmp_path: Path) -> None:

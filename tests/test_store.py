@@ -70,6 +70,18 @@ def test_proposals_without_evaluation_are_pending(tmp_path: Path) -> None:
         assert store.pending() == waiting
 
 
+def test_candidates_are_counted_without_the_seed_whether_it_is_evaluated_or_not(tmp_path: Path) -> None:
+    first, done, waiting = ok_trial(0, operator="seed"), ok_trial(1, parents=(0,)), proposal(2, parents=(0,))
+    with create(tmp_path) as store:
+        for made in (first.proposal, done.proposal, waiting):
+            store.proposed(made)
+        assert (store.spent(), store.pending_count()) == (0, 2)
+        store.finished(done)  # by the second worker, before the seed
+        assert (store.spent(), store.pending_count()) == (1, 1)
+        store.finished(first)
+        assert (store.spent(), store.pending_count()) == (1, 1)
+
+
 def test_a_source_is_proposed_once_and_evaluated_once(tmp_path: Path) -> None:
     with create(tmp_path) as store:
         fill(store, ok_trial(0))
@@ -128,6 +140,8 @@ def test_operators_are_credited_with_what_their_answers_cost(tmp_path: Path) -> 
         fill(store, *(ok_trial(i, operator="mutate@a", cost=priced) for i in range(2)))
         fill(store, ok_trial(2, operator="mutate@b", cost=priced), ok_trial(3, operator="mutate@b", cost=unpriced))
         assert {o.name: (o.tokens, o.usd) for o in store.operators()} == {"mutate@a": (60, 1.0), "mutate@b": (33, None)}
+        fill(store, ok_trial(4, operator="mutate@a", cost={"tuned": 1.0}))  # an answer whose tokens were not counted
+        assert [(o.tokens, o.usd) for o in store.operators() if o.name == "mutate@a"] == [(None, None)]
 
 
 def test_an_empty_run_has_no_best(tmp_path: Path) -> None:
@@ -500,3 +514,16 @@ def test_what_an_earlier_version_evaluated_without_a_plan_is_never_shown_as_meas
         rows = [dict(zip(names, row, strict=True)) for row in evaluations(run)]
     assert [row["verdict"] for row in rows] == ["unsupported", "unsupported", "wrong"]
     assert all(row["speedup"] is None and not row["cases"] for row in rows)
+
+
+def test_a_trial_is_shown_with_the_median_that_everything_else_uses(tmp_path: Path) -> None:
+    trial = ok_trial(0, operator="seed")
+    (timing,) = trial.evaluation.timings
+    timing = dataclasses.replace(timing, samples_us=(1.0, 2.0, 4.0, 8.0), baseline_us=(6.0, 8.0))
+    trial = dataclasses.replace(trial, evaluation=dataclasses.replace(trial.evaluation, timings=(timing,)))
+    with create(tmp_path) as store:
+        fill(store, trial)
+    console = Console(file=io.StringIO(), width=200)
+    with RunReader(tmp_path) as run:
+        show_trial(run, 0, console)
+    assert "case square: 3.00 µs, seed 7.00 µs" in console.file.getvalue()

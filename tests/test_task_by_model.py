@@ -53,8 +53,9 @@ def test_a_right_answer_becomes_a_frozen_task_that_replays(make: Make, capsys: p
     assert KERNEL.strip() in endpoint.requests[0]["messages"][1]["content"]
     assert "warning" not in capsys.readouterr().err
 
-    assert make("again", "replay:mine/answers.jsonl") == 0
-    assert json.loads(Path("again/task.json").read_text()) == frozen
+    assert make("softmax", "replay:mine/answers.jsonl") == 0
+    assert json.loads(Path("softmax/task.json").read_text()) == frozen
+    assert "evo run ./softmax\n" in capsys.readouterr().out  # the name alone is that of a built-in task
 
     Path("mine/task.py").write_text(TASK + "\ntolerance = 0.5\n")
     with pytest.warns(EvoWarning, match=r"task\.py in .* changed since"):

@@ -13,10 +13,10 @@ from evo.campaign.spec import runs_folder
 from evo.core.errors import ConfigError, StoreError
 from evo.core.locks import try_lock
 from evo.core.models import Bill, Model
-from evo.core.records import FIRST_OPERATORS
 from evo.core.settings import RunConfig, check_limit
 from evo.llm.budget import most
-from evo.search.budget import MOST_GPU_S, gpu_seconds
+from evo.search.budget import MOST_GPU_S
+from evo.search.termination import spent_budget
 from evo.storage.folders import FILE
 from evo.storage.ledger import CANDIDATES, GPU_SECONDS, TOKENS, USD, Account, Ledger
 from evo.storage.model_calls import calls_spent, open_call_count
@@ -137,11 +137,9 @@ def charges(run: Path) -> tuple[dict[str, float], int]:
             for bill in (call.bill, *([most_of_one] * call.unsettled)):
                 spent[TOKENS] += bill.tokens_in + bill.tokens_out
                 spent[USD] += bill.usd or 0.0
-        for trial in reader.trials():
-            if trial.proposal.operator not in FIRST_OPERATORS:
-                spent[CANDIDATES] += 1
-                spent[GPU_SECONDS] += gpu_seconds(trial.evaluation)
-        spent[CANDIDATES] += sum(proposal.operator not in FIRST_OPERATORS for proposal in reader.pending())
+        budget = spent_budget(reader, reader.info.config)
+        spent[CANDIDATES] = float(budget.spent + reader.pending_count())
+        spent[GPU_SECONDS] = budget.spent_gpu_s
         return spent, open_call_count(reader)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from evo.campaign.suite import SuiteSelection
 from evo.campaign.variants import MODEL_VARIANTS, VARIANTS
 from evo.core.baselines import check_baseline, chosen_baseline
 from evo.core.errors import ConfigError, StoreError
+from evo.core.files import write_whole
 from evo.core.locks import lock
 from evo.core.models import Model
 from evo.core.settings import (
@@ -129,7 +129,8 @@ class Spec:
     allocation: str = EQUAL  # one of evo.campaign.allocation.ALLOCATIONS
 
     def config(self, task: str, variant: str, seed: int, device: str) -> RunConfig:
-        """Returns the settings of one run.  It has one worker, so that each proposal knows all results before it.
+        """Returns the settings of one run.  It has one worker: with one question at a time each proposal knows all
+        results before it.
 
         device: "gpu", "cpu", or "" if the first evaluation will decide it.
         """
@@ -678,6 +679,4 @@ def _damaged(folder: Path, found: str) -> StoreError:
 
 
 def _write(path: Path, frozen: Mapping[str, Any]) -> None:
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(frozen, indent=1) + "\n", encoding="utf-8")
-    os.replace(new, path)
+    write_whole(path, json.dumps(frozen, indent=1) + "\n")

@@ -509,7 +509,6 @@ def run_campaign(
 
 
 def _in_words(campaign: Campaign, done: Done) -> str:
-    from evo.core.records import FIRST_OPERATORS
     from evo.storage.folders import FILE
     from evo.storage.queries import RunReader
 
@@ -519,7 +518,7 @@ def _in_words(campaign: Campaign, done: Done) -> str:
     if not (folder / FILE).exists():  # the limits of the campaign had no room for it
         return done.reason
     with RunReader(folder) as reader:
-        best, pending = reader.best(), sum(p.operator not in FIRST_OPERATORS for p in reader.pending())
+        best, pending = reader.best(), reader.pending_count()
     waiting = f", {counted(pending, 'candidate')} pending" if pending else ""
     return f"{done.reason}{waiting}" + (f", best {best.fitness}" if best is not None else "")
 

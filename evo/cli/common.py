@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from evo.core.errors import ConfigError, how_to_install
 from evo.core.settings import MIN_OWN_SHARE, STOP_AT
+from evo.core.text import quoted
 from evo.search.listener import Listener
 
 if TYPE_CHECKING:
@@ -147,6 +148,13 @@ def open_evaluator(arguments: argparse.Namespace, *, workers: int | None = None)
         allow_delegation=arguments.allow_delegation,
         progress=Aside(),
     )
+
+
+def task_argument(folder: Path) -> str:
+    """Returns a task folder as the TASK of a command that a user copies: never the name of a built-in task."""
+    from fitness.tasks.task import task_names
+
+    return quoted(f"./{folder}" if str(folder) in task_names() else folder)
 
 
 class Aside(Listener):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from rich.text import Text
 from evo.core.baselines import BaselineKind
 from evo.core.records import FIRST_OPERATORS, Candidate, Evaluation, OperatorRef, Profile, Proposal, Timing, Trial
 from evo.core.text import of_attainable
-from evo.search.budget import gpu_seconds
+from evo.search.termination import spent_budget
 from evo.storage.best import best_source, diff, read_result
 from evo.storage.queries import ModelUse, OperatorCredit, RunReader
 
@@ -30,8 +29,7 @@ def show_run(run: RunReader, console: Console) -> None:
     spent, pending = run.spent(), len(run.pending())
     say(f"{spent} of {config.budget} candidates evaluated, {pending} pending, {run.screen_count()} sources screened")
     if config.gpu_seconds is not None:
-        trials = (t for t in run.trials() if t.index)
-        say(f"{math.fsum(gpu_seconds(t.evaluation) for t in trials):.1f} of {config.gpu_seconds:g} GPU seconds spent")
+        say(f"{spent_budget(run, config).spent_gpu_s:.1f} of {config.gpu_seconds:g} GPU seconds spent")
     events = run.events()
     if events:
         kind, text, _ = events[-1]
@@ -126,7 +124,7 @@ def _print_builds(evaluation: Evaluation, console: Console) -> None:
 
 
 def _print_timing(timing: Timing, baseline: BaselineKind, console: Console) -> None:
-    ours, seed = (sorted(s)[len(s) // 2] for s in (timing.samples_us, timing.baseline_us))
+    ours, seed = timing.median_us, timing.baseline_median_us
     low, high = timing.ci95
     kind = "estimated" if timing.estimated else "measured"
     name = baseline.text if baseline.pytorch else "seed"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from evo.cli import common
 from evo.core.errors import StoreError, how_to_install
-from evo.core.records import FIRST_OPERATORS
 from evo.search.budget import in_words
 
 if TYPE_CHECKING:
@@ -190,7 +189,7 @@ def _so_far(run: Path) -> str:
 
     try:
         with RunReader(run) as reader:
-            best, pending = reader.best(), sum(p.operator not in FIRST_OPERATORS for p in reader.pending())
+            best, pending = reader.best(), reader.pending_count()
             done = f"{reader.spent()} of {in_words(reader.info.config.budget, reader.info.config.gpu_seconds)}"
     except StoreError:
         return ""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from evo.cli import common
 from evo.core.errors import ConfigError
-from evo.core.text import quoted
 
 if TYPE_CHECKING:
     from evo.core.models import Model
@@ -158,4 +157,4 @@ def _freeze(folder: Path, kernel: str, model: Model, found: Drafting, accepted: 
     )
     common.say(f"task.py was written by the model {model.name}. It passed static rules, a sandbox and its own kernel,")
     common.say("but from now on it is trusted and says what is right: read it before you rely on it, then")
-    common.say(f"evo run {quoted(folder)}")
+    common.say(f"evo run {common.task_argument(folder)}")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from evo.cli import common, task_by_model, task_times
 from evo.core.errors import ConfigError
-from evo.core.text import quoted
 
 if TYPE_CHECKING:
     from fitness.frontend.target import Target
@@ -103,14 +102,13 @@ def _new_task(arguments: argparse.Namespace) -> int:
         return task_by_model.make(arguments, source)
     check_limited((), arguments.max_tokens, arguments.max_usd)
     from fitness.tasks.scaffold import entries, task_skeleton
-    from fitness.tasks.task import task_names
 
     task_by_model.write(folder, {"task.py": task_skeleton(source), "kernel.py": source})
     entry, *others = (function.name for function in entries(source))
     beside = f" (others that launch: {', '.join(others)}; change entry in task.py for one of them)" if others else ""
     common.say(f"wrote {folder / 'task.py'} and {folder / 'kernel.py'}; the entry is {entry}{beside}")
     common.say("edit what is marked EDIT in task.py, then")
-    common.say(f"evo run {'./' if str(folder) in task_names() else ''}{quoted(folder)}")
+    common.say(f"evo run {common.task_argument(folder)}")
     return 0
 
 
@@ -118,7 +116,6 @@ def _new_from_capture(arguments: argparse.Namespace) -> int:
     """Makes a task of a kernel in a capture."""
     from evo.programs.capture import read
     from evo.programs.task import make_task
-    from fitness.tasks.task import task_names
 
     folder: Path = arguments.folder
     if arguments.kernel is not None or arguments.model is not None:
@@ -132,9 +129,8 @@ def _new_from_capture(arguments: argparse.Namespace) -> int:
     common.say(f"wrote {folder}: {calls}{made.host.name}, {made.tune} tune and {made.holdout} holdout cases")
     for note in made.notes:
         common.say(note)
-    name = f"{'./' if str(folder) in task_names() else ''}{quoted(folder)}"
-    common.say(f"evo tasks check {name}")
-    common.say(f"evo run {name}")
+    common.say(f"evo tasks check {common.task_argument(folder)}")
+    common.say(f"evo run {common.task_argument(folder)}")
     return 0
 
 
@@ -153,7 +149,6 @@ def _new_reference(arguments: argparse.Namespace) -> int:
     """Makes a task of a reference alone from a PyTorch file."""
     from evo.search.options import check_limited
     from fitness.suites.kernelbench.user_file import task_of_file
-    from fitness.tasks.task import task_names
 
     if arguments.model is not None:
         raise ConfigError("--model: expected a KERNEL.py whose task.py a model writes, got --reference; leave it out")
@@ -166,7 +161,7 @@ def _new_reference(arguments: argparse.Namespace) -> int:
         common.say(f"    {case.name} ({case.role}): {axes}, {case.dtype}")
     common.say(f"wrote {folder / 'task.py'}; kernels define {task.entry}({', '.join(task.parameters)})")
     common.say("there is no kernel yet, so a search needs a model, which writes the first one:")
-    common.say(f"evo run {'./' if str(folder) in task_names() else ''}{quoted(folder)} --model NAME@BASE_URL")
+    common.say(f"evo run {common.task_argument(folder)} --model NAME@BASE_URL")
     return 0
 
 

@@ -70,7 +70,8 @@ class RunConfig:
 
     `budget` counts candidates evaluated after the seed; if `gpu_seconds` are limited, the run ends with whichever is
     spent first.  `operators` and `strategy` are names: `operators.registry` and `evo.search.strategies` say which
-    exist.  With workers=1 the run is serial, and a function of the other fields and the task alone.
+    exist.  With workers=1 and llm_slots=1 the run is `serial`: what it does follows from its settings, the task, the
+    evaluations and the answers of its models.
     """
 
     task: str  # name of a built-in task, or the absolute path of a task folder

@@ -150,7 +150,7 @@ class Side:
     deviation: float = 0.0
     worst: str = ""
     capture: Capture | None = None
-    report: str = ""  # what the packages said of their calls at the end of a run.
+    report: str = ""  # what the packages said of their calls at the end of each process of a run
 
     def note(self, differs: tuple[float, str]) -> None:
         if differs[0] > self.deviation:
@@ -259,11 +259,11 @@ def _without_gpu() -> str:
 
 
 def _report(package: Path, file: Path) -> str:
-    """Returns what a package said.  Raises ConfigError if it was not imported."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    """Returns what a package said in each process.  Raises ConfigError if none imported it."""
+    said = [path.read_text(encoding="utf-8") for path in sorted(file.parent.glob(f"{file.name}-*"))]
+    if not said:
         raise ConfigError(
             f"{package}: expected the program to import the module that the package patches (see its origin.json), "
             "it did not; a kernel in the program's main file has to move into a module"
-        ) from None
+        )
+    return "\n".join(said)

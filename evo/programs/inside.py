@@ -5,7 +5,8 @@ EVO_PROGRAM is a JSON object:
     {"watch": {"folder": for the files of the capture, "keep_values": whether values that cannot be drawn are kept,
                "values": whether arguments are described} or null,
      "patches": folders of packages with patch.py,
-     "report": folder for what packages say of their calls at the end, a file each named by its number, or ""}
+     "report": folder for what packages say of their calls at the end, or "": a file NUMBER-PID for each package and
+               process}
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def at_end(write: Any) -> None:
 
 
 def _start_patch(folder: Path, report: Path | None) -> None:
-    """Imports patch.py of a package after the module that it patches.  report: file for what it says of its calls."""
+    """Imports patch.py of a package after the module that it patches.  report: see `_write_report`."""
     origin = json.loads((folder / "origin.json").read_text(encoding="utf-8"))
 
     def after(_: ModuleType) -> None:
@@ -106,7 +107,7 @@ def _start_patch(folder: Path, report: Path | None) -> None:
 
 
 def _write_report(patch: ModuleType, file: Path) -> None:
-    """Adds what a package says of its calls; several processes may do that."""
+    """Writes what a package says of its calls in this process to FILE-PID; a forked one has its parent's calls too."""
     text = patch.report() if hasattr(patch, "report") else f"{patch.__name__} was imported"
     with contextlib.suppress(OSError):  # the comparison is over
-        file.write_text(text, encoding="utf-8")
+        file.with_name(f"{file.name}-{os.getpid()}").write_text(text, encoding="utf-8")

@@ -37,8 +37,8 @@ def run_program(
 
     watch: folder for a capture; None: not watched.  values: describe the arguments of calls, too.
     patches: packages with patch.py, each imported after the module that it patches; report: folder for what each says
-    of its calls, in a file named by its number.  keep_output: return what the program prints on standard output.
-    quiet: what it prints there goes to standard error.  Raises ConfigError if it cannot be started.
+    of its calls, in a file NUMBER-PID for each process.  keep_output: return what the program prints on standard
+    output.  quiet: what it prints there goes to standard error.  Raises ConfigError if it cannot be started.
     """
     settings = None if watch is None else {"folder": str(watch.resolve()), "keep_values": keep_values, "values": values}
     where = "" if report is None else str(report.resolve())
@@ -57,10 +57,11 @@ def run_program(
     return ProgramEnd(done.returncode, seconds, printed)
 
 
-def new_folder(command: Sequence[str], parent: Path = Path("captures")) -> Path:
+def new_folder(command: Sequence[str]) -> Path:
     """Returns a folder for the capture of a command that does not exist: captures/train-001."""
     words = [word for word in command if word.endswith(".py")] or [w for w in command[1:] if not w.startswith("-")]
     name = Path(words[0]).stem if words else Path(command[0]).name
+    parent = Path("captures")
     taken = {path.name for path in parent.glob(f"{name}-*")}
     number = next(n for n in range(1, 10**6) if f"{name}-{n:03}" not in taken)
     return parent / f"{name}-{number:03}"

@@ -66,7 +66,7 @@ def make_task(
     fresh = drawable(calls)
     if not fresh:
         raise TaskError(f"no call of {subject.name} can be made again: {_why_none(left_out, usable)}")
-    chosen, notes = _chosen(subject, fresh)
+    chosen, notes = _chosen(fresh)
     notes += _launched_elsewhere(capture, subject, name)
     notes += [f"without the decorator {text}" for text in subject.left_out]
     if left_out:
@@ -163,7 +163,7 @@ def _as_call(call: CapturedCall) -> dict[str, Any]:
     return {"form": dict(call.form), "arguments": list(call.arguments), "captured": call}
 
 
-def _chosen(subject: CapturedHost, calls: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+def _chosen(calls: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """Returns the calls that become cases, with role, weight, and the call that stands for each on a CPU."""
     notes = []
     few = len(calls) <= MOST_TUNE

@@ -103,9 +103,7 @@ def check_models(models: Sequence[Model], functions: Mapping[str, Answerer] = NO
         open_provider(model, os.environ, functions.get(model.name))
 
 
-def moved(
-    models: Sequence[Model], specs: Sequence[str | Model], functions: Mapping[str, Answerer] = NO_FUNCTIONS
-) -> tuple[Model, ...]:
+def moved(models: Sequence[Model], specs: Sequence[str | Model]) -> tuple[Model, ...]:
     """The models of a run, those of `specs` at their new endpoints.  Raises ConfigError for a model it has not."""
     from dataclasses import replace
 

@@ -142,12 +142,10 @@ class Progress:
         self._console = console
         self._clock = clock
         self._last_line = -PLAIN_S
-        self._replayed = 0
         self._live: Live | None = None
 
     def absorbed(self, trial: Trial, *, replayed: bool) -> None:
         best = self._counts.add(trial, replayed=replayed)
-        self._replayed += replayed
         if self._live is None and not replayed:
             self._line(trial, best)
 

@@ -1,6 +1,7 @@
-"""Selects parents and survivors with DEAP, which is imported only here and only when a search runs.
+"""Selects parents and survivors with DEAP, which is imported only when a search runs.
 
-DEAP draws from Python's global random state, so every call here sets a keyed one and restores the old state.
+DEAP draws from Python's global random state: `lexicase` puts that of its argument in place and restores the old one.
+`survivors` draws nothing.
 """
 
 from __future__ import annotations

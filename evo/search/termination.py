@@ -38,7 +38,12 @@ def is_over(run: RunReader, config: RunConfig) -> bool:
     """Returns whether a run has spent the budget of `config`, or has a kernel that ends it."""
     if config.stop_at_attainable is not None and attained(run.best(), config):
         return True
+    return spent_budget(run, config).over
+
+
+def spent_budget(run: RunReader, config: RunConfig) -> Budget:
+    """Returns the budget of `config` with what the finished trials of a run took of it; the seed is free."""
     budget = Budget(config.budget, config.gpu_seconds)
     for trial in run.trials():
         budget.spend(trial)
-    return budget.over
+    return budget

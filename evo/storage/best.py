@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evo.core.errors import StoreError
+from evo.core.files import write_whole
 from evo.core.records import STAGES, Candidate, Certificate, Trial, Verdict, certificate_from_dict
 from evo.core.text import quoted
 from evo.storage.queries import RunInfo, RunReader
@@ -64,7 +65,8 @@ class Conclusion:
 def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Conclusion) -> None:
     """Writes kernel.py, diff.patch, result.json and evidence.json to best/ under the run's folder.
 
-    It leaves kernel.py out if no kernel is right, and diff.patch if the task lacks a seed kernel.
+    It leaves kernel.py out if no kernel is right, and diff.patch if the task lacks a seed kernel.  Who reads a file
+    meanwhile finds the earlier one or the new one.
     """
     folder = run_folder / BEST
     kernel = {"kernel.py": result.source} if result.has_kernel else {}
@@ -79,10 +81,10 @@ def write_result(run_folder: Path, info: RunInfo, seed: Trial, result: Conclusio
         folder.mkdir(exist_ok=True)
         if not kernel:  # of before, if its certificate failed since; the store has the source
             (folder / "kernel.py").unlink(missing_ok=True)
-        for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise StoreError(f"expected to write {folder}, got: {error}; check the disk and its permissions") from error
+    for name, text in texts.items():
+        write_whole(folder / name, text)
 
 
 def read_result(run: RunReader) -> Conclusion | None:

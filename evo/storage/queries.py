@@ -13,6 +13,7 @@ from typing import Any, Self
 from evo.core.errors import ConfigError, StoreError
 from evo.core.records import (
     BASELINE_OPERATOR,
+    FIRST_OPERATORS,
     TIERS,
     Candidate,
     Fitness,
@@ -52,9 +53,17 @@ _RANKED = "WHERE e.speedup IS NOT NULL AND p.operator != ? ORDER BY e.speedup DE
 _IMPROVED = """COALESCE((
                    SELECT MIN(SURELY_FASTER(e.speedup, e.ci_low, pe.speedup, pe.ci_high))
                    FROM json_each(p.parents) j JOIN evaluations pe ON pe.trial = j.value), 0)"""
+
+
+def _whole_sum(column: str, counted: str) -> str:
+    """A sum that is NULL if a row that `counted` holds for lacks the column: SQLite's SUM would leave that row out."""
+    return f"CASE WHEN NOT SUM(({counted}) AND {column} IS NULL) THEN SUM({column}) END"
+
+
+_ASKS = "INSTR(operator, '@') > 0"  # OperatorRef.asks
 _CREDIT = f"""
-    SELECT operator, COUNT(*), SUM(verdict = 'ok'), SUM(improved), MAX(speedup), SUM(tokens),
-           CASE WHEN COUNT(usd) = COUNT(tokens) THEN SUM(usd) END FROM (
+    SELECT operator, COUNT(*), SUM(verdict = 'ok'), SUM(improved), MAX(speedup), {_whole_sum("tokens", _ASKS)},
+           {_whole_sum("usd", _ASKS)} FROM (
         SELECT p.operator, e.verdict, e.speedup, p.trial,
                JSON_EXTRACT(p.cost, '$.tokens_in') + JSON_EXTRACT(p.cost, '$.tokens_out') AS tokens,
                JSON_EXTRACT(p.cost, '$.usd') AS usd,
@@ -74,11 +83,15 @@ _HINTS = f"""
 
 
 _ANSWER = ("model", "prompt_hash", "answer", "reasoning", "finish", "tokens_in", "tokens_out", "usd")
-# A sum with an unknown part is unknown: SQLite's SUM would leave that part out.
-_MODELS = """
-    SELECT model, COUNT(*), COUNT(answer), COUNT(error), SUM(tokens_in), SUM(tokens_out),
-           CASE WHEN COUNT(usd) = COUNT(answer) THEN SUM(usd) END, AVG(seconds)
+_ANSWERED, _BILLED = "answer IS NOT NULL", "answer IS NOT NULL OR tokens_in IS NOT NULL"
+_MODELS = f"""
+    SELECT model, COUNT(*), COUNT(answer), COUNT(error), {_whole_sum("tokens_in", _ANSWERED)},
+           {_whole_sum("tokens_out", _ANSWERED)}, {_whole_sum("usd", _BILLED)}, AVG(seconds)
     FROM llm_calls GROUP BY model ORDER BY COUNT(*) DESC, model
+"""
+_COUNT = """
+    SELECT COUNT(*) FROM proposals p LEFT JOIN evaluations e USING (trial)
+    WHERE p.operator NOT IN (?, ?) AND (e.trial IS NOT NULL) = ?
 """
 _LOST_PARENTS = """
     SELECT p.trial, j.value FROM proposals p, json_each(p.parents) j
@@ -105,7 +118,7 @@ class OperatorCredit:
     """What an operator achieved: trials finished, of those ok, of those faster than every parent (beyond the 95%
     intervals), its best speedup.
 
-    `tokens` and `usd` are what its answers cost; None if no model was asked, or if they were not counted.
+    `tokens` and `usd` are what its answers cost; None if no model was asked, or if some were not counted.
     """
 
     name: str
@@ -119,7 +132,7 @@ class OperatorCredit:
 
 @dataclass(frozen=True)
 class ModelUse:
-    """What a language model was asked and what it cost.  Tokens and dollars are None if they were not counted."""
+    """What a language model was asked and what it cost.  Tokens and dollars: None if those of an answer are unknown."""
 
     name: str
     calls: int
@@ -234,7 +247,14 @@ class RunReader:
 
     def spent(self) -> int:
         """Returns how many candidates were evaluated, without the seed, which is free."""
-        return max(0, sum(self.verdicts().values()) - 1)
+        return self._count(evaluated=True)
+
+    def pending_count(self) -> int:
+        """Returns how many candidates wait for an evaluation, without the seed."""
+        return self._count(evaluated=False)
+
+    def _count(self, *, evaluated: bool) -> int:
+        return int(self._db.execute(_COUNT, (*FIRST_OPERATORS, evaluated)).fetchone()[0])
 
     def finished_before(self) -> dict[int, int]:
         """By trial, how many evaluations were stored before its proposal was."""

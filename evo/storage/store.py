@@ -43,7 +43,7 @@ Spans = Mapping[str, tuple[int, int]]
 
 
 class Store(RunReader):
-    """The one writer of a run; made by `create` or `resume`, not directly."""
+    """The one writer of a run; made by `create`, `open` or `resume`, not directly."""
 
     def __init__(self, folder: Path, lock: IO[str]) -> None:
         self._lock = lock

@@ -55,7 +55,7 @@ CALL_S = 900.0  # a backend may replace its GPU process twice within one call; a
 CLOSE_S = 5.0
 STEP_S = 0.5
 KNOCK_S = 10.0
-FRONT_END_LANES = 8  # of one actor, which is one process: about 90 candidates/s with 14 lanes (runs/reference/h200-runner)
+FRONT_END_LANES = 8  # of one actor, which is one process: 90 candidates/s with 14 lanes (runs/reference/h200-runner)
 BACKEND_CPUS = 2  # beside a GPU: the process that measures, the actor that feeds it
 # One candidate is measured, the next waits at the GPU, so that the driver's round trip costs the GPU no time.
 BACKEND_LANES = 2

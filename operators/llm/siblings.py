@@ -24,10 +24,6 @@ class Siblings:
     others: str  # finished tries on other parents
     flying: str  # answers that are being written about the same parent
 
-    @property
-    def some(self) -> bool:
-        return bool(self.same or self.others or self.flying)
-
 
 def siblings(parents: Sequence[int], history: Sequence[Tried], flying: Sequence[InFlight]) -> Siblings:
     """Returns what to say to an answer about `parents`, trials by their numbers."""

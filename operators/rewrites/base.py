@@ -13,7 +13,6 @@ from evo.core.records import candidate_id
 from operators.dataflow import pointers
 from operators.source import (
     Kernel,
-    LaunchSite,
     Source,
     add_argument,
     called,
@@ -125,7 +124,7 @@ def with_body(function: cst.FunctionDef, body: Sequence[cst.BaseStatement]) -> c
     return function.with_changes(body=function.body.with_changes(body=body))
 
 
-def with_arguments(launch: LaunchSite, *texts: str, grid: str | None = None) -> Callable[[cst.Call], cst.Call]:
+def with_arguments(*texts: str, grid: str | None = None) -> Callable[[cst.Call], cst.Call]:
     """An edit of a launch: more keyword arguments, and another grid."""
 
     def change(call: cst.Call) -> cst.Call:

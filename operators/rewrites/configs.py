@@ -109,7 +109,7 @@ def inlined(text: str) -> str:
         if settings is None or any(not {*n.arguments, *n.options}.isdisjoint(settings) for n in launches):
             continue
         pairs += [(d, cst.RemoveFromParent()) for d in kernel.node.decorators if _is_autotune(d)]
-        pairs += [(n.call, with_arguments(n, *(f"{k}={v}" for k, v in settings.items()))) for n in launches]
+        pairs += [(n.call, with_arguments(*(f"{k}={v}" for k, v in settings.items()))) for n in launches]
     return edited(source, pairs) if pairs else text
 
 

@@ -76,7 +76,7 @@ def _swizzle(source: Source, rng: random.Random) -> str | None:
     inner: Pairs = [(c, cst.Name(pid[a])) for c in kernel.calls("tl.program_id") if (a := axis_of(c)) in (0, 1)]
     new = replace(kernel.node, inner)
     new = with_parameter(with_body(new, [*prologue, *new.body.body]), group, constexpr=True)
-    pairs: Pairs = [(n.call, with_arguments(n, f"{group}={rng.choice((2, 4, 8))}")) for n in source.launches_of(kernel)]
+    pairs: Pairs = [(n.call, with_arguments(f"{group}={rng.choice((2, 4, 8))}")) for n in source.launches_of(kernel)]
     return edited(source, [(kernel.node, new), *pairs])
 
 
@@ -112,7 +112,7 @@ def _swizzle_flat(source: Source, rng: random.Random) -> str | None:
         f"{pid} = tl.where({pid} < {height} * {columns}, {moved}, {pid})\n"
     )
     new = with_parameter(replace(kernel.node, [(statement, [*lines, statement])]), group, constexpr=True)
-    pairs: Pairs = [(n.call, with_arguments(n, f"{group}={rng.choice((2, 4, 8))}")) for n in source.launches_of(kernel)]
+    pairs: Pairs = [(n.call, with_arguments(f"{group}={rng.choice((2, 4, 8))}")) for n in source.launches_of(kernel)]
     return edited(source, [(kernel.node, new), *pairs])
 
 
@@ -274,7 +274,7 @@ def relaunched(launch: LaunchSite, before: str, texts: Sequence[str], grid: str)
     line, lines = cast(cst.SimpleStatementLine, launch.line), stmts(before)
     lines[0] = lines[0].with_changes(leading_lines=line.leading_lines)
     return [
-        (launch.call, with_arguments(launch, *texts, grid=grid)),
+        (launch.call, with_arguments(*texts, grid=grid)),
         (line, lambda updated: cst.FlattenSentinel([*lines, updated.with_changes(leading_lines=[])])),
     ]
 
@@ -292,7 +292,7 @@ def _exact_grid(source: Source, rng: random.Random) -> str | None:
     _, launch, (block, end) = choice
     count = code(launch.arguments[end].value)
     grid = f"lambda meta: (triton.cdiv({count}, meta[{block!r}]),)"
-    return edited(source, [(launch.call, with_arguments(launch, grid=grid))])
+    return edited(source, [(launch.call, with_arguments(grid=grid))])
 
 
 def _block_and_end(kernel: Kernel) -> tuple[str, str] | None:

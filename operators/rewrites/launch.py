@@ -59,7 +59,7 @@ def _cap_registers(source: Source, rng: random.Random) -> str | None:
     launch = pick(rng, launches)
     if launch is None:
         return None
-    return edited(source, [(launch.call, with_arguments(launch, f"maxnreg={rng.choice((64, 96, 128, 168))}"))])
+    return edited(source, [(launch.call, with_arguments(f"maxnreg={rng.choice((64, 96, 128, 168))}"))])
 
 
 # --- autotune --------------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def _add_autotune(source: Source, rng: random.Random) -> str | None:
     launches = source.launches_of(kernel)
     blocks = _movable_blocks(source, launches[0]) if len(launches) == 1 else {}
     now = {**_options_now(launches), **{name: gene for name, (gene, _) in blocks.items()}}
-    pairs: Pairs = [(n.call, _untuned(source, n, set(blocks))) for n in launches]
+    pairs: Pairs = [(n.call, _untuned(set(blocks))) for n in launches]
     pairs += [(line, cst.RemoveFromParent()) for _, line in blocks.values() if line is not None]
     pairs += _grid_pairs(source, launches[0], set(blocks))
     configs = "".join(f"        {_config_text(c, set(blocks))},\n" for c in _configs(now, rng))
@@ -100,7 +100,7 @@ def _options_now(launches: Sequence[LaunchSite]) -> dict[str, Gene]:
         given = launches[0].options.get(name)
         value = integer(given.value) if given else None
         legal = (1, 2, 4, 8, 16) if name == "num_warps" else (1, 2, 3, 4, 5)
-        now[name] = Gene(name, "", value or default, tuple(sorted({*legal, value or default})), "")
+        now[name] = Gene(name, value or default, tuple(sorted({*legal, value or default})), "")
     return now
 
 
@@ -150,7 +150,7 @@ def _line_of(host: cst.FunctionDef, variable: str) -> cst.CSTNode | None:
     return next((n for n in walk(host) if (a := assigned(n)) and a[0] == variable), None)
 
 
-def _untuned(source: Source, launch: LaunchSite, blocks: set[str]) -> object:
+def _untuned(blocks: set[str]) -> object:
     dropped = blocks | set(OPTION_DEFAULTS)
     return lambda call: drop_arguments(call, dropped)
 
