@@ -27,12 +27,16 @@ from evo.core.versions import versions
 from evo.search.engine import Engine
 from evo.storage.queries import RunInfo
 from evo.storage.store import Store
+from fitness.certify import sanitize
+from fitness.certify.certify import LIMITS
 from fitness.cluster import pool
 from fitness.cluster.bundle import TaskBundle, WorkerSettings
 from fitness.cluster.pool import Cluster, ClusterEvaluator, ClusterNode, Post, posts
 from fitness.cluster.workers import WorkerPool
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
+from fitness.gpu import runner
+from fitness.profile import ncu
 from fitness.sandbox.jobs import Limits
 from fitness.tasks.task import load_task
 from operators.registry import get_operators
@@ -120,6 +124,27 @@ def test_a_task_that_was_closed_is_evaluated_no_more(monkeypatch):
     assert str(actor.call(1, "evaluate")) == "the task was closed" and actor.call(0, "evaluate") is None
     actor.close()
     assert not actor._folder.exists()
+
+
+def longest_wait(monkeypatch: pytest.MonkeyPatch, method: str) -> float:
+    """Seconds for which a worker waits for the answer to a call."""
+    waited = []
+    monkeypatch.setattr(pool.Remote, "_get", lambda self, answer, wait_s, over: waited.append(wait_s))
+    remote = object.__new__(pool.Remote)
+    remote._actor = SimpleNamespace(call=SimpleNamespace(remote=lambda *arguments: None))
+    remote._call(pool.Assignment(TaskBundle.of(load_task(TASK))), method)
+    return waited[0]
+
+
+def test_a_call_may_take_as_long_as_its_parts(monkeypatch):
+    started_twice = runner.ATTEMPTS * 2 * runner.START_S  # a new process, and the seed on it
+    exchange = 2 * runner.EXCHANGE_S + LIMITS.wall_s
+    assert longest_wait(monkeypatch, "prepare") >= 2 * (runner.LOCK_S + runner.START_S)
+    assert longest_wait(monkeypatch, "look") >= runner.LOCK_S + started_twice
+    assert longest_wait(monkeypatch, "evaluate") >= runner.LOCK_S + runner.START_S + exchange
+    assert longest_wait(monkeypatch, "certify") >= runner.LOCK_S + 3 * exchange
+    assert longest_wait(monkeypatch, "certify") >= runner.LOCK_S + 2 * sanitize.WALL_S + 2 * exchange
+    assert longest_wait(monkeypatch, "counters") >= pool.BACKEND_LANES * ncu.MOST_S
 
 
 def test_gpus_of_one_run_are_of_one_model():

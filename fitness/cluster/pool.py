@@ -35,9 +35,10 @@ from fitness.devices import check_address
 from fitness.evaluator import BackendResult, Look, TaskEvaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
-from fitness.gpu.runner import LaunchBundle
+from fitness.gpu import runner
+from fitness.gpu.runner import EXCHANGE_S, LOCK_S, LaunchBundle
 from fitness.gpu_backend import GpuBackend, SharedGpu
-from fitness.profile.ncu import Counters, NoCounters
+from fitness.profile.ncu import MOST_S, Counters, NoCounters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_root
 from fitness.sandbox.zygote import Zygote
@@ -51,11 +52,17 @@ except ImportError as error:
     raise ConfigError(f"several GPUs and --ray-address need Ray, which is not installed; {how_to_install()}") from error
 
 START_S = 600.0  # until a worker is ready: imports from cold disks, the ceilings of a GPU measured, other users' work
-CALL_S = 900.0  # a backend may replace its GPU process twice within one call; a node that is silent for longer is lost
+# A worker that does not answer a call for longer counts as lost: the sum of the limits that parts of a call have.
+# Others keep the GPU as long as they may, each try needs a new process, which starts and gets the seed, and the files
+# of a certificate are written and compared.
+CALL_S = LOCK_S + 2 * runner.ATTEMPTS * runner.START_S + 2 * EXCHANGE_S
+# A full certificate has three such exchanges: the seed's, its unseen sizes, the candidate's.  Counters are read of one
+# plan at a time: the reading of the other lane may come first.
+LONG_S = {"certify": CALL_S + 4 * EXCHANGE_S, "counters": CALL_S + MOST_S}
 CLOSE_S = 5.0
 STEP_S = 0.5
 KNOCK_S = 10.0
-FRONT_END_LANES = 8  # of one actor, which is one process: about 90 candidates/s with 14 lanes (runs/reference/h200-runner)
+FRONT_END_LANES = 8  # of one actor, which is one process: about 90 candidates/s with 14 (runs/reference/h200-runner)
 BACKEND_CPUS = 2  # beside a GPU: the process that measures, the actor that feeds it
 # One candidate is measured, the next waits at the GPU, so that the driver's round trip costs the GPU no time.
 BACKEND_LANES = 2
@@ -347,7 +354,7 @@ class Remote:
 
     def _call(self, assignment: Assignment, method: str, *arguments: Any) -> Any:
         answer = self._actor.call.remote(assignment.key, method, *arguments)
-        return self._get(answer, CALL_S, assignment.over)
+        return self._get(answer, LONG_S.get(method, CALL_S), assignment.over)
 
     def _get(self, reference: Any, wait_s: float, over: threading.Event | None = None) -> Any:
         """Waits for an answer.  Raises Closed if `over` is set meanwhile."""
