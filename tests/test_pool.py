@@ -104,13 +104,13 @@ class Idle:
     """A backend of a GPU that does nothing."""
 
     def __init__(self, task: Any, *, limits: Limits, gpu: Any) -> None:
-        self.gpu = gpu
+        self.gpu, self.closed = gpu, False
 
     def evaluate(self) -> None:
         return None
 
     def close(self) -> None:
-        pass
+        self.closed = True
 
 
 def test_a_task_that_was_closed_is_evaluated_no_more(monkeypatch):
@@ -122,6 +122,20 @@ def test_a_task_that_was_closed_is_evaluated_no_more(monkeypatch):
     assert actor._tasks[0].gpu is actor._tasks[1].gpu  # which they share
     actor.forget(1)
     assert str(actor.call(1, "evaluate")) == "the task was closed" and actor.call(0, "evaluate") is None
+    actor.close()
+    assert not actor._folder.exists()
+
+
+def test_a_task_is_opened_again_in_the_place_of_what_was_made_before(monkeypatch):
+    monkeypatch.setattr(pool, "GpuBackend", Idle)
+    actor = pool.Actor()
+    assert actor.start("backend", settings_of(measured=True)) is None
+    bundle = TaskBundle.of(load_task("softmax"))
+    assert "was changed" in str(actor.open(0, replace(bundle, hash="another"))), "its files are there now"
+    assert actor.open(0, bundle) is None
+    first = actor._tasks[0]
+    assert actor.open(0, bundle) is None
+    assert first.closed and not actor._tasks[0].closed and actor.call(0, "evaluate") is None
     actor.close()
     assert not actor._folder.exists()
 

@@ -240,7 +240,11 @@ class Actor:
         return None
 
     def open(self, key: int, bundle: TaskBundle) -> Exception | None:
-        """Makes the object whose methods `call` calls under that key.  Returns the error if that fails."""
+        """Makes the object whose methods `call` calls under that key, in the place of one made before.
+
+        Returns the error if that fails.
+        """
+        self.forget(key)
         try:
             self._tasks[key] = self._make(bundle.load(self._folder / str(key)))
         except (Stop, EvoError) as error:
@@ -266,10 +270,10 @@ class Actor:
             return error
 
     def forget(self, key: int) -> None:
-        """Closes what `open` made."""
+        """Closes what `open` made, and removes the files of its task."""
         if (made := self._tasks.pop(key, None)) is not None:
             made.close()
-            remove(self._folder / str(key))
+        remove(self._folder / str(key))
 
     def close(self) -> None:
         for key in list(self._tasks):
