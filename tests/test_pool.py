@@ -8,6 +8,7 @@ import pickle
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -32,7 +33,7 @@ from fitness.certify.certify import LIMITS
 from fitness.cluster import pool
 from fitness.cluster.bundle import TaskBundle, WorkerSettings
 from fitness.cluster.pool import Cluster, ClusterEvaluator, ClusterNode, Post, posts
-from fitness.cluster.workers import WorkerPool
+from fitness.cluster.workers import Lost, WorkerPool
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
 from fitness.gpu import runner
@@ -332,6 +333,44 @@ def test_tasks_share_the_workers_and_one_that_starts_knows_them_all(evaluator, e
     with pytest.raises(EvoError, match="the evaluator was closed"):
         other._backend.certify(sources[OTHER], "0")
     assert evaluator.evaluate(Candidate(sources[TASK] + "VERSION = 3\n"), seed=3, known={}).verdict is Verdict.OK
+
+
+ONLY_HERE = """
+class Actor:
+    def start(self, role, settings): ...
+    def close(self): ...
+
+def look(target): ...
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch) -> Iterator[Any]:
+    """A module that the nodes lack."""
+    (tmp_path / "only_here.py").write_text(ONLY_HERE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("only_here")
+    del sys.modules["only_here"]
+
+
+def test_an_error_on_a_node_names_its_cause(nodes, elsewhere, monkeypatch):
+    def out_of_order(target: Any) -> None:
+        raise ValueError(f"the driver is too old for {target.name}\nsecond line")
+
+    added = nodes.cluster.add_node(num_cpus=0, num_gpus=1, object_store_memory=80 << 20)
+    try:
+        cluster = Cluster("auto")
+        monkeypatch.setattr(pool, "find_gpus", out_of_order)
+        with pytest.raises(EvoError, match=r"got: ValueError: the driver is too old for sm_90$"):
+            cluster.find_gpus(TARGET)
+        monkeypatch.setattr(pool, "measuring", elsewhere.look)
+        with pytest.raises(EvoError, match=r"got: ModuleNotFoundError: No module named 'only_here'$"):
+            cluster.measuring(TARGET)
+        monkeypatch.setattr(pool, "Actor", elsewhere.Actor)
+        with pytest.raises(Lost, match=r"^ModuleNotFoundError: No module named 'only_here'$"):
+            pool.Remote(Post(cluster.nodes[0], 1, 0.0), "backend", settings_of(), threading.Event())
+    finally:
+        nodes.cluster.remove_node(added)
 
 
 def test_a_task_whose_seed_is_wrong_leaves_the_others_their_workers(evaluator, tmp_path):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from evo.core.errors import ConfigError, EvoError, TaskError, how_to_install
 from evo.core.records import Certificate
@@ -68,6 +68,8 @@ BACKEND_CPUS = 2  # beside a GPU: the process that measures, the actor that feed
 BACKEND_LANES = 2
 # Ray's memory for objects in flight on a machine of its own; compiled candidates are about 1 MB each
 STORE_BYTES = 256 << 20
+
+T = TypeVar("T")
 
 
 # --- machines ------------------------------------------------------------------------------------------------------
@@ -163,11 +165,7 @@ class Cluster:
         count = sum(node.gpus for node in self.nodes)
         if not count:
             return Gpus(0, "", "no node of the Ray cluster has a GPU")
-        look = ray.remote(num_gpus=1, num_cpus=0, max_retries=0)(find_gpus)
-        try:
-            found: Gpus = ray.get(look.remote(target), timeout=START_S)
-        except RayError as error:
-            raise EvoError(f"expected to look at a GPU of the Ray cluster, got: {_first_line(error)}") from error
+        found = _on_a_gpu(find_gpus, target)
         return Gpus(count, found.name, found.problem)
 
     def measuring(self, target: Target) -> Target:
@@ -175,12 +173,7 @@ class Cluster:
 
         All GPUs of a run are of one model.
         """
-        look = ray.remote(num_gpus=1, num_cpus=0, max_retries=0)(measuring)
-        try:
-            found: Target = ray.get(look.remote(target), timeout=START_S)
-        except RayError as error:
-            raise EvoError(f"expected to look at a GPU of the Ray cluster, got: {_first_line(error)}") from error
-        return found
+        return _on_a_gpu(measuring, target)
 
     def workers(self, gpus: int) -> int:
         """Returns how many evaluations at once keep all lanes busy."""
@@ -191,6 +184,16 @@ class Cluster:
     def close(self) -> None:
         if self._mine:
             ray.shutdown()
+
+
+def _on_a_gpu(look: Callable[[Target], T], target: Target) -> T:
+    """Returns what a function finds on a machine of the cluster with a GPU.  Raises EvoError if it fails."""
+    on_a_gpu = ray.remote(num_gpus=1, num_cpus=0, max_retries=0)(look)
+    try:
+        found: T = ray.get(on_a_gpu.remote(target), timeout=START_S)
+    except RayError as error:
+        raise EvoError(f"expected to look at a GPU of the Ray cluster, got: {_cause(error)}") from error
+    return found
 
 
 def _join(address: str) -> None:
@@ -376,7 +379,7 @@ class Remote:
         except RayTaskError:  # a bug in what it runs, with its traceback
             raise
         except RayError as error:
-            raise Lost(f"{type(error).__name__}: {_first_line(error)}") from error
+            raise Lost(_cause(error)) from error
         if isinstance(answer, ConfigError | TaskError | Stop | NoCounters):
             raise answer
         if isinstance(answer, EvoError):  # it is useless from now on: its zygote or its GPU does not start
@@ -384,6 +387,18 @@ class Remote:
                 raise Closed("the evaluator was closed") from answer
             raise Lost(str(answer)) from answer
         return answer
+
+
+def _cause(error: RayError) -> str:
+    """Returns the type and the first line of what went wrong on a node.
+
+    A module that is missing there stands at the end of a traceback, in Ray's message.
+    """
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    text = str(cause)
+    if "failed to import on the worker" in text:
+        return text.strip().splitlines()[-1]
+    return f"{type(cause).__name__}: {_first_line(cause)}"
 
 
 def _first_line(error: BaseException) -> str:
