@@ -121,13 +121,11 @@ class FrontEnd:
         return compiled
 
     def baseline(self) -> CompiledCandidate:
-        """Returns what candidates are compared with: the seed kernel, compiled, or PyTorch's operators, recorded.
+        """Returns what candidates of a task without a seed kernel are compared with: PyTorch's operators, recorded.
 
-        Plans of PyTorch, by case, have no launches.  They are recorded, and the tune cases estimated, if no GPU
-        measures, and else on request (`baseline_estimates`).  Raises Stop.
+        Its plans, by case, have no launches.  They are recorded, and the tune cases estimated, if no GPU measures, and
+        else on request (`baseline_estimates`).  Raises Stop.
         """
-        if self.task.seed_source is not None:
-            return self.collect(self.task.seed_source)
         if self._measured:
             return CompiledCandidate()
         kind = self.task.timed_against
@@ -139,9 +137,7 @@ class FrontEnd:
         )
 
     def baseline_estimates(self) -> Estimates:
-        """Returns the estimate of each tune case of the baseline.  Raises Stop."""
-        if self.task.seed_source is not None:
-            return self.estimates(self.task.seed_source, self.collect(self.task.seed_source))
+        """Returns the estimate of each tune case of PyTorch's operators.  Raises Stop."""
         tf32 = self.task.timed_against.tf32
         return {
             case.name: model.estimate(self._timed_plan(case), (), (), (), self.target, tf32=tf32)

@@ -128,7 +128,8 @@ class Backend(Protocol):
     def prepare(self, seed: str, compiled: CompiledCandidate) -> BackendResult:
         """Evaluates the baseline: the seed kernel, or PyTorch if the task has none.
 
-        seed: the text of trial 0; compiled: what `CandidateBuilder.baseline` gave.
+        seed: the text of trial 0; compiled: what `CandidateBuilder.collect` gave for it, or, without a seed kernel,
+        `CandidateBuilder.baseline`.
         Raises Stop, and EvoError if the backend cannot evaluate at all.
         """
         ...

@@ -466,11 +466,11 @@ class FrontEnds:
         return cast("Mapping[str, str]", self.workers.pool.call("layers", self._task))
 
     def baseline(self) -> CompiledCandidate:
-        """Compiles or records the baseline on any worker.  Raises Stop."""
+        """Records PyTorch's operators on any worker, for a task without a seed kernel.  Raises Stop."""
         return cast(CompiledCandidate, self.workers.pool.call("baseline", self._task))
 
     def baseline_estimates(self) -> Estimates:
-        """Returns the estimate of each tune case of the baseline, from any worker.  Raises Stop."""
+        """Returns the estimate of each tune case of PyTorch's operators, from any worker.  Raises Stop."""
         return cast("Estimates", self.workers.pool.call("baseline_estimates", self._task))
 
     def collect(self, source: str) -> CompiledCandidate:
