@@ -160,7 +160,10 @@ def from_timing(
 
 
 def from_counters(of: Subject, counters: Sequence[tuple[str, Mapping[str, float]]], target: Target) -> Profile:
-    """Returns the profile of tier "ncu". counters: (kernel, readings) of each launch in order, from `ncu.counters`."""
+    """Returns the profile of tier "ncu".
+
+    counters: (kernel, readings) of each launch in order, from `fitness.profile.ncu.CounterReader.read`.
+    """
     own = {launch.kernel for launch in of.plan.launches}
     row = max(range(len(counters)), key=lambda i: (counters[i][0] in own, counters[i][1]["time"]))
     kernel, measured = counters[row]

@@ -245,7 +245,7 @@ class SuiteChecker:
         """
         found: list[Mapping[str, Any]] = []
         why = ""
-        cache = bool(outcome.vacuous)  # of all calls together
+        found_together = bool(outcome.vacuous)
         for number, call in enumerate(captured):
             alone = CheckOutcome(source.name, seconds=outcome.seconds)  # what each call takes is part of the whole
             try:
@@ -253,7 +253,7 @@ class SuiteChecker:
                 found.append(call)
             except (Stop, TaskError) as problem:
                 why = why or first_line(str(problem))
-            if not cache:
+            if not found_together:
                 outcome.vacuous += [f"call{number}{finding.removeprefix('call0')}" for finding in alone.vacuous]
             if len(alone.stages) > len(outcome.stages):
                 outcome.stages, outcome.calls = alone.stages, alone.calls

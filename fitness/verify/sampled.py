@@ -106,7 +106,8 @@ class Sampled:
         self._slices = Slices(task) if task.reference is not None else None
         self._cases: list[_FullCase] = []
         self._stored_by_seed: set[int] = set()  # arguments
-        self.left_out: dict[str, str] = {}  # why cases are not sampled, by name
+        # why cases are not sampled, by name and by variant of the inputs
+        self.left_out: dict[tuple[str, str], str] = {}
 
     def prepare(
         self, seed: Executable, work: Mapping[str, Sequence[LaunchWork]], scratch: Path, limits: Limits
@@ -118,7 +119,7 @@ class Sampled:
         self._cases = []
         for full in found:
             if why := self._failure([full], seed, work, scratch, limits):
-                self.left_out[full.file.name] = why
+                self.left_out[full.case.name, full.variant] = why
             else:
                 self._cases.append(full)
 
@@ -135,7 +136,7 @@ class Sampled:
             for variant in ("normal", "large") if case.role == "holdout" and self._task.stress else ("normal",):
                 full = self._full(case, variant, plans[case.name])
                 if full is None:
-                    self.left_out[case.name] = f"its inputs take more than {INPUT_BYTES >> 20} MiB"
+                    self.left_out[case.name, variant] = f"its inputs take more than {INPUT_BYTES >> 20} MiB"
                 else:
                     found.append(full)
         self._cases = found
