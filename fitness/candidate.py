@@ -9,7 +9,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from fitness.frontend.plan import LaunchPlan, to_json
 from fitness.frontend.stages import Stop, expect_ok, surviving
 from fitness.frontend.target import Target
 from fitness.gpu import launch_bundle as steps
+from fitness.gpu.runner import LaunchBundle
 from fitness.sandbox import layers
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
@@ -62,6 +63,17 @@ class CompiledCandidate:
     added: tuple[AddedCase, ...] = ()
     layers: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def bundle(
+        self, choices: Mapping[str, Sequence[int]] | None = None, *, cases: Collection[str] | None = None
+    ) -> LaunchBundle:
+        """Returns what a GPU executes of it.
+
+        choices: the configuration of each launch, by case, if it is known; cases: those whose plans are in it (default:
+        all).
+        """
+        plans = self.plans if cases is None else {name: self.plans[name] for name in cases}
+        return LaunchBundle(plans, self.builds, self.cubins, choices or {})
 
 
 class FrontEnd:

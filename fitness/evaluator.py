@@ -329,7 +329,7 @@ class TaskEvaluator:
         """Returns the profile from hardware counters, or why it could not be read."""
         if self._denied:
             return self._denied
-        bundle = LaunchBundle(compiled.plans, compiled.builds, compiled.cubins, {of.case.name: list(of.choice)})
+        bundle = compiled.bundle({of.case.name: list(of.choice)})
         try:
             return profiles.from_counters(of, self._backend.counters(bundle, of.case.name), self.target)
         except NoCounters as error:

@@ -90,7 +90,7 @@ class GpuVerifier:
 
     def __call__(self, task: Task, compiled: CompiledCandidate) -> Collection[str]:
         with self._one() as runner:
-            report = runner.verify(task.folder, vacuous.bundle_of(compiled))
+            report = runner.verify(task.folder, compiled.bundle())
         if report.verdict is not Verdict.OK:
             raise Stop(report.stage, report.verdict, report.message)
         return report.infinite

@@ -39,7 +39,7 @@ from fitness.tasks.task import Task
 from fitness.verify import oracle
 from fitness.verify.compare import compare_elements
 from fitness.verify.slices import Slices
-from fitness.verify.verify import Executable, check_accesses, check_stores, output_refs
+from fitness.verify.verify import Executable, check_accesses, check_stores
 
 INPUT_BYTES = 1 << 29  # of the inputs of a case, which are kept as long as the task is searched.
 MEMORY_BYTES = 1 << 31  # of all buffers of a plan.
@@ -200,7 +200,7 @@ class Sampled:
             name = full.case.name
             plan, choice = candidate.plans[name], list(candidate.choices[name])
             if _can_be_sampled(plan):
-                outputs = output_refs(self._task, plan)
+                outputs = plan.compared(self._task.written)
                 constant = {b for b, buffer in enumerate(plan.buffers) if buffer.input is not None}
                 constant -= {ref.buffer for ref in outputs}
                 launches = [replace(w, written=tuple(set(w.written) - constant)) for w in work[name]]
