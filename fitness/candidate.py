@@ -9,7 +9,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from fitness.frontend.plan import LaunchPlan, to_json
 from fitness.frontend.stages import Stop, expect_ok, surviving
 from fitness.frontend.target import Target
 from fitness.gpu import launch_bundle as steps
+from fitness.gpu.runner import LaunchBundle
 from fitness.sandbox import layers
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_folder, scratch_root
@@ -62,6 +63,17 @@ class CompiledCandidate:
     added: tuple[AddedCase, ...] = ()
     layers: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def bundle(
+        self, choices: Mapping[str, Sequence[int]] | None = None, *, cases: Collection[str] | None = None
+    ) -> LaunchBundle:
+        """Returns what a GPU executes of it.
+
+        choices: the configuration of each launch, by case, if it is known; cases: those whose plans are in it (default:
+        all).
+        """
+        plans = self.plans if cases is None else {name: self.plans[name] for name in cases}
+        return LaunchBundle(plans, self.builds, self.cubins, choices or {})
 
 
 class FrontEnd:
@@ -121,13 +133,11 @@ class FrontEnd:
         return compiled
 
     def baseline(self) -> CompiledCandidate:
-        """Returns what candidates are compared with: the seed kernel, compiled, or PyTorch's operators, recorded.
+        """Returns what candidates of a task without a seed kernel are compared with: PyTorch's operators, recorded.
 
-        Plans of PyTorch, by case, have no launches.  They are recorded, and the tune cases estimated, if no GPU
-        measures, and else on request (`baseline_estimates`).  Raises Stop.
+        Its plans, by case, have no launches.  They are recorded, and the tune cases estimated, if no GPU measures, and
+        else on request (`baseline_estimates`).  Raises Stop.
         """
-        if self.task.seed_source is not None:
-            return self.collect(self.task.seed_source)
         if self._measured:
             return CompiledCandidate()
         kind = self.task.timed_against
@@ -139,9 +149,7 @@ class FrontEnd:
         )
 
     def baseline_estimates(self) -> Estimates:
-        """Returns the estimate of each tune case of the baseline.  Raises Stop."""
-        if self.task.seed_source is not None:
-            return self.estimates(self.task.seed_source, self.collect(self.task.seed_source))
+        """Returns the estimate of each tune case of PyTorch's operators.  Raises Stop."""
         tf32 = self.task.timed_against.tf32
         return {
             case.name: model.estimate(self._timed_plan(case), (), (), (), self.target, tf32=tf32)

@@ -128,7 +128,8 @@ class Backend(Protocol):
     def prepare(self, seed: str, compiled: CompiledCandidate) -> BackendResult:
         """Evaluates the baseline: the seed kernel, or PyTorch if the task has none.
 
-        seed: the text of trial 0; compiled: what `CandidateBuilder.baseline` gave.
+        seed: the text of trial 0; compiled: what `CandidateBuilder.collect` gave for it, or, without a seed kernel,
+        `CandidateBuilder.baseline`.
         Raises Stop, and EvoError if the backend cannot evaluate at all.
         """
         ...
@@ -328,7 +329,7 @@ class TaskEvaluator:
         """Returns the profile from hardware counters, or why it could not be read."""
         if self._denied:
             return self._denied
-        bundle = LaunchBundle(compiled.plans, compiled.builds, compiled.cubins, {of.case.name: list(of.choice)})
+        bundle = compiled.bundle({of.case.name: list(of.choice)})
         try:
             return profiles.from_counters(of, self._backend.counters(bundle, of.case.name), self.target)
         except NoCounters as error:

@@ -130,17 +130,16 @@ class GpuBackend:
         self._facts = self._gpu.start(self._runner)
         if self._certifier is None:
             self._certifier = Certifier(self._task, self._runner, self._gpu.eager())
-        return _result_of(self._runner.prepare(_bundle(compiled)))
+        return _result_of(self._runner.prepare(compiled.bundle()))
 
     def look(self, source: str, compiled: CompiledCandidate, key: str) -> Look:
         """Verifies a candidate once on each tune case and times it coarsely.  Raises Stop with the verdict."""
-        plans = {name: compiled.plans[name] for name in compiled.builds}
-        result = _result_of(self._runner.look(LaunchBundle(plans, compiled.builds, compiled.cubins), seed=key))
+        result = _result_of(self._runner.look(compiled.bundle(cases=compiled.builds), seed=key))
         return Look(result.timings, result.seconds)
 
     def evaluate(self, source: str, compiled: CompiledCandidate, key: str) -> BackendResult:
         """Verifies and times a candidate.  A new champion is also certified.  Raises Stop with the verdict."""
-        result = _result_of(self._runner.evaluate(_bundle(compiled), seed=key))
+        result = _result_of(self._runner.evaluate(compiled.bundle(), seed=key))
         result = replace(result, environment={"uuid": self._facts["uuid"]})  # the GPU on which it was compared
         fitness = fitness_of(result.timings)
         return self._certified(source, compiled, result, fitness, key) if self._wins(fitness) else result
@@ -154,7 +153,7 @@ class GpuBackend:
     ) -> BackendResult:
         """Returns the result with what its certificate says.  Raises Stop if the candidate fails."""
         frozen = freeze(source, chosen_configs(compiled, result.choices)) or source
-        bundle = replace(_bundle(compiled), choices=result.choices)
+        bundle = compiled.bundle(result.choices)
         with self._crowning:
             if not self._wins(fitness):  # a better one was certified while it waited
                 return result
@@ -224,10 +223,6 @@ class GpuEvaluator(TaskEvaluator):
     def prepare(self) -> Evaluation:
         self._start()  # while the seed kernel is recorded and compiled
         return super().prepare()
-
-
-def _bundle(compiled: CompiledCandidate) -> LaunchBundle:
-    return LaunchBundle(compiled.plans, compiled.builds, compiled.cubins)
 
 
 def _result_of(report: Report) -> BackendResult:

@@ -698,11 +698,9 @@ def test_rows_that_share_their_memory_stay_so_in_every_check(tmp_path):
 @needs_gpu
 def test_python_that_does_something_else_than_it_was_recorded_for_fails(gpu):
     """The gate is not asked here: what it lets through tomorrow must not be able to hide from this."""
-    from fitness.gpu_backend import _bundle
-
     certifier, right = gpu._backend._prepared(), sources.RIGHT["one pass"]
     compiled = gpu._whole(right, gpu._compile(right))
-    bundle = dataclasses.replace(_bundle(compiled), choices={n: [0] for n in compiled.plans})
+    bundle = compiled.bundle({n: [0] for n in compiled.plans})
     other = right.replace("return o", "return x * 2 + x.sum(1, keepdim=True)")
     certificate = certifier.quick(other, bundle, seed="s")
     assert certificate.verdict is Verdict.WRONG

@@ -48,6 +48,12 @@ def test_arguments_have_buffers_of_their_own():
     assert found.buffers[0].input == 0
 
 
+def test_returned_tensors_are_compared_and_then_the_tensors_among_written_arguments():
+    found = from_json(json.loads(plan(buffers=[[40, 0], [16, None]], inputs=[X, 3], outputs=[OWN])))
+    assert [ref.buffer for ref in found.compared(())] == [1]
+    assert [ref.buffer for ref in found.compared((0, 1, 2))] == [1, 0], "a number and an argument that is not given"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

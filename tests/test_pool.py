@@ -8,6 +8,7 @@ import pickle
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -27,12 +28,16 @@ from evo.core.versions import versions
 from evo.search.engine import Engine
 from evo.storage.queries import RunInfo
 from evo.storage.store import Store
+from fitness.certify import sanitize
+from fitness.certify.certify import LIMITS
 from fitness.cluster import pool
 from fitness.cluster.bundle import TaskBundle, WorkerSettings
 from fitness.cluster.pool import Cluster, ClusterEvaluator, ClusterNode, Post, posts
-from fitness.cluster.workers import WorkerPool
+from fitness.cluster.workers import Lost, WorkerPool
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
+from fitness.gpu import runner
+from fitness.profile import ncu
 from fitness.sandbox.jobs import Limits
 from fitness.tasks.task import load_task
 from operators.registry import get_operators
@@ -100,13 +105,13 @@ class Idle:
     """A backend of a GPU that does nothing."""
 
     def __init__(self, task: Any, *, limits: Limits, gpu: Any) -> None:
-        self.gpu = gpu
+        self.gpu, self.closed = gpu, False
 
     def evaluate(self) -> None:
         return None
 
     def close(self) -> None:
-        pass
+        self.closed = True
 
 
 def test_a_task_that_was_closed_is_evaluated_no_more(monkeypatch):
@@ -120,6 +125,41 @@ def test_a_task_that_was_closed_is_evaluated_no_more(monkeypatch):
     assert str(actor.call(1, "evaluate")) == "the task was closed" and actor.call(0, "evaluate") is None
     actor.close()
     assert not actor._folder.exists()
+
+
+def test_a_task_is_opened_again_in_the_place_of_what_was_made_before(monkeypatch):
+    monkeypatch.setattr(pool, "GpuBackend", Idle)
+    actor = pool.Actor()
+    assert actor.start("backend", settings_of(measured=True)) is None
+    bundle = TaskBundle.of(load_task("softmax"))
+    assert "was changed" in str(actor.open(0, replace(bundle, hash="another"))), "its files are there now"
+    assert actor.open(0, bundle) is None
+    first = actor._tasks[0]
+    assert actor.open(0, bundle) is None
+    assert first.closed and not actor._tasks[0].closed and actor.call(0, "evaluate") is None
+    actor.close()
+    assert not actor._folder.exists()
+
+
+def longest_wait(monkeypatch: pytest.MonkeyPatch, method: str) -> float:
+    """Seconds for which a worker waits for the answer to a call."""
+    waited = []
+    monkeypatch.setattr(pool.Remote, "_get", lambda self, answer, wait_s, over: waited.append(wait_s))
+    remote = object.__new__(pool.Remote)
+    remote._actor = SimpleNamespace(call=SimpleNamespace(remote=lambda *arguments: None))
+    remote._call(pool.Assignment(TaskBundle.of(load_task(TASK))), method)
+    return waited[0]
+
+
+def test_a_call_may_take_as_long_as_its_parts(monkeypatch):
+    started_twice = runner.ATTEMPTS * 2 * runner.START_S  # a new process, and the seed on it
+    exchange = 2 * runner.EXCHANGE_S + LIMITS.wall_s
+    assert longest_wait(monkeypatch, "prepare") >= 2 * (runner.LOCK_S + runner.START_S)
+    assert longest_wait(monkeypatch, "look") >= runner.LOCK_S + started_twice
+    assert longest_wait(monkeypatch, "evaluate") >= runner.LOCK_S + runner.START_S + exchange
+    assert longest_wait(monkeypatch, "certify") >= runner.LOCK_S + 3 * exchange
+    assert longest_wait(monkeypatch, "certify") >= runner.LOCK_S + 2 * sanitize.WALL_S + 2 * exchange
+    assert longest_wait(monkeypatch, "counters") >= pool.BACKEND_LANES * ncu.MOST_S
 
 
 def test_gpus_of_one_run_are_of_one_model():
@@ -293,6 +333,44 @@ def test_tasks_share_the_workers_and_one_that_starts_knows_them_all(evaluator, e
     with pytest.raises(EvoError, match="the evaluator was closed"):
         other._backend.certify(sources[OTHER], "0")
     assert evaluator.evaluate(Candidate(sources[TASK] + "VERSION = 3\n"), seed=3, known={}).verdict is Verdict.OK
+
+
+ONLY_HERE = """
+class Actor:
+    def start(self, role, settings): ...
+    def close(self): ...
+
+def look(target): ...
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch) -> Iterator[Any]:
+    """A module that the nodes lack."""
+    (tmp_path / "only_here.py").write_text(ONLY_HERE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("only_here")
+    del sys.modules["only_here"]
+
+
+def test_an_error_on_a_node_names_its_cause(nodes, elsewhere, monkeypatch):
+    def out_of_order(target: Any) -> None:
+        raise ValueError(f"the driver is too old for {target.name}\nsecond line")
+
+    added = nodes.cluster.add_node(num_cpus=0, num_gpus=1, object_store_memory=80 << 20)
+    try:
+        cluster = Cluster("auto")
+        monkeypatch.setattr(pool, "find_gpus", out_of_order)
+        with pytest.raises(EvoError, match=r"got: ValueError: the driver is too old for sm_90$"):
+            cluster.find_gpus(TARGET)
+        monkeypatch.setattr(pool, "measuring", elsewhere.look)
+        with pytest.raises(EvoError, match=r"got: ModuleNotFoundError: No module named 'only_here'$"):
+            cluster.measuring(TARGET)
+        monkeypatch.setattr(pool, "Actor", elsewhere.Actor)
+        with pytest.raises(Lost, match=r"^ModuleNotFoundError: No module named 'only_here'$"):
+            pool.Remote(Post(cluster.nodes[0], 1, 0.0), "backend", settings_of(), threading.Event())
+    finally:
+        nodes.cluster.remove_node(added)
 
 
 def test_a_task_whose_seed_is_wrong_leaves_the_others_their_workers(evaluator, tmp_path):

@@ -12,7 +12,7 @@ import torch
 from evo.core.errors import EvoError
 from evo.core.records import Candidate, Case, Evaluation, Timing, Verdict
 from fitness.estimate.time_model import DRAM_EFFICIENCY, Estimate, StepEstimate
-from fitness.frontend.plan import Buffer, Config, Launch, LaunchPlan
+from fitness.frontend.plan import Buffer, Config, Fill, Launch, LaunchPlan, TensorRef
 from fitness.frontend.target import get_target
 from fitness.profile.ncu import NoCounters
 from fitness.profile.profile import NAMES, Subject, from_counters, from_estimate, from_timing, longest, roofline
@@ -101,6 +101,42 @@ def test_counters_are_those_of_the_slowest_own_kernel():
     assert profile.metrics[NAMES["time"]] == 290.0
     assert profile.metrics[NAMES["moved"]] == pytest.approx(3.0)
     assert [h.id for h in profile.hints] == ["fewer-bytes", "cache-order"]
+
+
+def launched_often(*grids: int) -> Subject:
+    """Launches of one kernel, after a fill."""
+    build = {"registers": 32, "spill_bytes": 0, "shared_bytes": 0, "num_warps": 4}
+    launches = tuple(Launch("k", (Config((grid, 1, 1), {}, {}),)) for grid in grids)
+    fill = Fill(TensorRef(0, "float32", (4,), (1,)), 0)
+    plan = LaunchPlan((Buffer(16),), (), (), "none", (fill, *launches))
+    builds = [build | {"registers": 32 + number} for number in range(len(grids))]
+    return Subject(Case("big", {"N": 1}), plan, [0] * len(grids), builds, 1e9, 1e9)
+
+
+@pytest.mark.parametrize("slowest", [0, 1, 2])
+def test_the_grid_is_that_of_the_slowest_launch_of_a_kernel(slowest):
+    grids, times = (1, 4096, 132), [2.0, 2.0, 2.0]
+    times[slowest] = 100.0
+    of, terms = launched_often(*grids), {"dram": 90.0}
+    steps = tuple(StepEstimate("k", us, terms) for us in times)
+    modelled = Estimate(104.0, terms, "dram", (StepEstimate("fill", 1.0, {"dram": 1.0}), *steps))
+    counted = {"dram": 88.0, "sm": 20.0, "active": 60.0}
+    counters = [("fill", {**counted, "time": 1.0}), *(("k", {**counted, "time": us}) for us in times)]
+    for profile in (
+        from_estimate(of, modelled, H200),
+        from_timing(of, timing(110.0), modelled, H200, GPU),
+        from_counters(of, counters, H200),
+    ):
+        assert profile.kernel == "k"
+        assert profile.metrics[NAMES["programs"]] == pytest.approx(grids[slowest] / 132), profile.tier
+        assert profile.metrics[NAMES["registers"]] == 32 + slowest, profile.tier
+
+
+def test_launches_of_no_programs_have_no_counters():
+    counted = {"time": 100.0, "dram": 88.0, "sm": 20.0, "active": 60.0}
+    profile = from_counters(launched_often(0, 4096), [("k", counted)], H200)
+    assert profile.bottleneck == "memory"
+    assert profile.metrics[NAMES["programs"]] == pytest.approx(4096 / 132)
 
 
 def test_stalls_name_what_a_kernel_waits_for():

@@ -167,5 +167,16 @@ def test_cases_at_which_the_seed_fails_are_left_out_and_say_why(tmp_path: Path) 
     with CpuEvaluator(load_task(tmp_path), get_target("sm_90")) as evaluator:
         assert evaluator.prepare().verdict is Verdict.OK
         left_out = evaluator._backend._sampled.left_out  # type: ignore[attr-defined]
-        assert list(left_out) == ["0-normal"] and "is wrong at" in left_out["0-normal"]
+        case = evaluator.task.cases[0].name
+        assert list(left_out) == [(case, "normal")] and "is wrong at" in left_out[case, "normal"]
         assert judged(evaluator, WRONG["a branch for many rows"] + "\n# changed\nC = 1\n").verdict is not Verdict.WRONG
+
+
+def test_cases_whose_inputs_are_too_large_are_left_out_with_the_same_names(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("fitness.verify.sampled.INPUT_BYTES", 1 << 20)
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "kernel.py").write_text(RIGHT["a row each"])
+    with CpuEvaluator(load_task(tmp_path), get_target("sm_90")) as evaluator:
+        assert evaluator.prepare().verdict is Verdict.OK
+        left_out = evaluator._backend._sampled.left_out  # type: ignore[attr-defined]
+        assert left_out == {("large", "normal"): "its inputs take more than 1 MiB"}

@@ -241,6 +241,16 @@ def test_a_device_that_the_file_names_is_that_of_the_generator():
     assert given[0].device.type == "meta" and next(model.parameters()).device.type == "meta"
 
 
+def test_seconds_are_known_by_stage(checked):
+    """A campaign begins with the files that compile longest."""
+    _, outcomes = checked
+    relu = outcomes["1_ReLU"]
+    assert relu.verified and set(relu.seconds) == {"recorded", "compiled", "verified", "idle"}
+    assert relu.seconds["compiled"] > 0
+    alone = [outcome for outcome in outcomes.values() if outcome.alone]
+    assert alone and all(set(outcome.seconds) == {"recorded", "idle"} for outcome in alone)
+
+
 def test_parameters_are_shared_with_the_kernel_and_none_is_a_constant(checked):
     root, _ = checked
     task = load_task(root / "level1_2_BatchNorm")

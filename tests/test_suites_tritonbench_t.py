@@ -134,6 +134,14 @@ def test_what_has_a_seed_is_verified(checked):
     assert (outcomes["halve_"].calls, outcomes["halve_"].left_out) == (2, 0)
 
 
+def test_seconds_are_known_by_stage(checked):
+    _, outcomes = checked
+    for outcome in outcomes.values():
+        if outcome.verified:
+            assert set(outcome.seconds) == {"captured", "recorded", "compiled", "verified", "idle"}, outcome.name
+            assert outcome.seconds["compiled"] > 0, outcome.name
+
+
 def test_calls_that_a_seed_refuses_are_left_out(checked):
     _, outcomes = checked
     tanh, softmax = outcomes["tanh"], outcomes["softmax"]

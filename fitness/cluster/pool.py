@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from evo.core.errors import ConfigError, EvoError, TaskError, how_to_install
 from evo.core.records import Certificate
@@ -35,9 +35,10 @@ from fitness.devices import check_address
 from fitness.evaluator import BackendResult, Look, TaskEvaluator
 from fitness.frontend.stages import Stop
 from fitness.frontend.target import Target
-from fitness.gpu.runner import LaunchBundle
+from fitness.gpu import runner
+from fitness.gpu.runner import EXCHANGE_S, LOCK_S, LaunchBundle
 from fitness.gpu_backend import GpuBackend, SharedGpu
-from fitness.profile.ncu import Counters, NoCounters
+from fitness.profile.ncu import MOST_S, Counters, NoCounters
 from fitness.sandbox.jobs import Limits
 from fitness.sandbox.scratch import remove, scratch_root
 from fitness.sandbox.zygote import Zygote
@@ -51,16 +52,24 @@ except ImportError as error:
     raise ConfigError(f"several GPUs and --ray-address need Ray, which is not installed; {how_to_install()}") from error
 
 START_S = 600.0  # until a worker is ready: imports from cold disks, the ceilings of a GPU measured, other users' work
-CALL_S = 900.0  # a backend may replace its GPU process twice within one call; a node that is silent for longer is lost
+# A worker that does not answer a call for longer counts as lost: the sum of the limits that parts of a call have.
+# Others keep the GPU as long as they may, each try needs a new process, which starts and gets the seed, and the files
+# of a certificate are written and compared.
+CALL_S = LOCK_S + 2 * runner.ATTEMPTS * runner.START_S + 2 * EXCHANGE_S
+# A full certificate has three such exchanges: the seed's, its unseen sizes, the candidate's.  Counters are read of one
+# plan at a time: the reading of the other lane may come first.
+LONG_S = {"certify": CALL_S + 4 * EXCHANGE_S, "counters": CALL_S + MOST_S}
 CLOSE_S = 5.0
 STEP_S = 0.5
 KNOCK_S = 10.0
-FRONT_END_LANES = 8  # of one actor, which is one process: 90 candidates/s with 14 lanes (runs/reference/h200-runner)
+FRONT_END_LANES = 8  # of one actor, which is one process: about 90 candidates/s with 14 (runs/reference/h200-runner)
 BACKEND_CPUS = 2  # beside a GPU: the process that measures, the actor that feeds it
 # One candidate is measured, the next waits at the GPU, so that the driver's round trip costs the GPU no time.
 BACKEND_LANES = 2
 # Ray's memory for objects in flight on a machine of its own; compiled candidates are about 1 MB each
 STORE_BYTES = 256 << 20
+
+T = TypeVar("T")
 
 
 # --- machines ------------------------------------------------------------------------------------------------------
@@ -156,11 +165,7 @@ class Cluster:
         count = sum(node.gpus for node in self.nodes)
         if not count:
             return Gpus(0, "", "no node of the Ray cluster has a GPU")
-        look = ray.remote(num_gpus=1, num_cpus=0, max_retries=0)(find_gpus)
-        try:
-            found: Gpus = ray.get(look.remote(target), timeout=START_S)
-        except RayError as error:
-            raise EvoError(f"expected to look at a GPU of the Ray cluster, got: {_first_line(error)}") from error
+        found = _on_a_gpu(find_gpus, target)
         return Gpus(count, found.name, found.problem)
 
     def measuring(self, target: Target) -> Target:
@@ -168,12 +173,7 @@ class Cluster:
 
         All GPUs of a run are of one model.
         """
-        look = ray.remote(num_gpus=1, num_cpus=0, max_retries=0)(measuring)
-        try:
-            found: Target = ray.get(look.remote(target), timeout=START_S)
-        except RayError as error:
-            raise EvoError(f"expected to look at a GPU of the Ray cluster, got: {_first_line(error)}") from error
-        return found
+        return _on_a_gpu(measuring, target)
 
     def workers(self, gpus: int) -> int:
         """Returns how many evaluations at once keep all lanes busy."""
@@ -184,6 +184,16 @@ class Cluster:
     def close(self) -> None:
         if self._mine:
             ray.shutdown()
+
+
+def _on_a_gpu(look: Callable[[Target], T], target: Target) -> T:
+    """Returns what a function finds on a machine of the cluster with a GPU.  Raises EvoError if it fails."""
+    on_a_gpu = ray.remote(num_gpus=1, num_cpus=0, max_retries=0)(look)
+    try:
+        found: T = ray.get(on_a_gpu.remote(target), timeout=START_S)
+    except RayError as error:
+        raise EvoError(f"expected to look at a GPU of the Ray cluster, got: {_cause(error)}") from error
+    return found
 
 
 def _join(address: str) -> None:
@@ -233,7 +243,11 @@ class Actor:
         return None
 
     def open(self, key: int, bundle: TaskBundle) -> Exception | None:
-        """Makes the object whose methods `call` calls under that key.  Returns the error if that fails."""
+        """Makes the object whose methods `call` calls under that key, in the place of one made before.
+
+        Returns the error if that fails.
+        """
+        self.forget(key)
         try:
             self._tasks[key] = self._make(bundle.load(self._folder / str(key)))
         except (Stop, EvoError) as error:
@@ -259,10 +273,10 @@ class Actor:
             return error
 
     def forget(self, key: int) -> None:
-        """Closes what `open` made."""
+        """Closes what `open` made, and removes the files of its task."""
         if (made := self._tasks.pop(key, None)) is not None:
             made.close()
-            remove(self._folder / str(key))
+        remove(self._folder / str(key))
 
     def close(self) -> None:
         for key in list(self._tasks):
@@ -347,7 +361,7 @@ class Remote:
 
     def _call(self, assignment: Assignment, method: str, *arguments: Any) -> Any:
         answer = self._actor.call.remote(assignment.key, method, *arguments)
-        return self._get(answer, CALL_S, assignment.over)
+        return self._get(answer, LONG_S.get(method, CALL_S), assignment.over)
 
     def _get(self, reference: Any, wait_s: float, over: threading.Event | None = None) -> Any:
         """Waits for an answer.  Raises Closed if `over` is set meanwhile."""
@@ -365,7 +379,7 @@ class Remote:
         except RayTaskError:  # a bug in what it runs, with its traceback
             raise
         except RayError as error:
-            raise Lost(f"{type(error).__name__}: {_first_line(error)}") from error
+            raise Lost(_cause(error)) from error
         if isinstance(answer, ConfigError | TaskError | Stop | NoCounters):
             raise answer
         if isinstance(answer, EvoError):  # it is useless from now on: its zygote or its GPU does not start
@@ -373,6 +387,18 @@ class Remote:
                 raise Closed("the evaluator was closed") from answer
             raise Lost(str(answer)) from answer
         return answer
+
+
+def _cause(error: RayError) -> str:
+    """Returns the type and the first line of what went wrong on a node.
+
+    A module that is missing there stands at the end of a traceback, in Ray's message.
+    """
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    text = str(cause)
+    if "failed to import on the worker" in text:
+        return text.strip().splitlines()[-1]
+    return f"{type(cause).__name__}: {_first_line(cause)}"
 
 
 def _first_line(error: BaseException) -> str:
@@ -440,11 +466,11 @@ class FrontEnds:
         return cast("Mapping[str, str]", self.workers.pool.call("layers", self._task))
 
     def baseline(self) -> CompiledCandidate:
-        """Compiles or records the baseline on any worker.  Raises Stop."""
+        """Records PyTorch's operators on any worker, for a task without a seed kernel.  Raises Stop."""
         return cast(CompiledCandidate, self.workers.pool.call("baseline", self._task))
 
     def baseline_estimates(self) -> Estimates:
-        """Returns the estimate of each tune case of the baseline, from any worker.  Raises Stop."""
+        """Returns the estimate of each tune case of PyTorch's operators, from any worker.  Raises Stop."""
         return cast("Estimates", self.workers.pool.call("baseline_estimates", self._task))
 
     def collect(self, source: str) -> CompiledCandidate:

@@ -182,6 +182,10 @@ class LaunchPlan:
         """The positions among `arguments` at which `inputs` holds a tensor."""
         return [i for i in arguments if i < len(self.inputs) and isinstance(self.inputs[i], TensorRef)]
 
+    def compared(self, written: Iterable[int]) -> list[TensorRef]:
+        """What is compared: returned tensors in order, then the tensors among the arguments `written`."""
+        return [*self.outputs, *(self.inputs[i] for i in self.tensors_among(written))]
+
     @property
     def launches(self) -> tuple[Launch, ...]:
         """The steps that are kernel launches, in order."""

@@ -156,35 +156,77 @@ def build(
     different = sorted(set(firsts))
     left = cache.left_in(scratch, [keys[i] for i in different])
     built = {different[place]: build for place, build in left.items()}
-    unknown = [i for i in different if i not in built]
-
-    def job(folder: Path, parts: Sequence[Sequence[int]]) -> list[tuple[int, dict[str, Any]]]:
-        folder.mkdir()
-        wanted = [i for part in parts for i in part]
-        chosen = [launches[i] for i in wanted]
-        payload: dict[str, Any] = {"source": source, "constants": dict(constants), "target": target}
-        payload |= {"launches": chosen, "machine_code": machine_code, "build_s": build_s}
-        within = limits if build_s is None else replace(limits, cpu_s=min(limits.cpu_s, ceil(len(parts) * build_s)))
-        value = expect_ok("compile", zygote.run("compile", payload, scratch=folder, limits=within))
-        with _sound():
-            answers = zip(wanted, value["builds"], strict=True)
-            return [(i, _from(folder, b, launches[i], target, machine_code)) for i, b in answers]
-
-    if unknown:
-        a_job, most = (1, SLOW_JOBS) if slow else (CONFIGS_A_JOB, COMPILE_JOBS)
-        jobs = _dealt(_parts(launches, kernels, unknown), a_job, most)
-        taken = len(list(scratch.glob(f"{label}*")))  # by earlier builds
-        folders = [scratch / f"{label}{taken + number}" for number in range(len(jobs))]
-        with ThreadPoolExecutor(min(len(jobs), len(os.sched_getaffinity(0)))) as threads:
-            new = dict(pair for pairs in threads.map(job, folders, jobs) for pair in pairs)
+    if unknown := [i for i in different if i not in built]:
+        job = _Job(source, constants, launches, zygote, target, limits, build_s, machine_code)
+        new = _compiled(job, _parts(launches, kernels, unknown), scratch, slow, label)
         with _sound():
             cache.add(scratch, {keys[i]: b for i, b in new.items()})
         built |= new
-    built = {i: built[first] for i, first in enumerate(firsts)}
-    problems = {i: why for i, b in built.items() if (why := _problem(b, from_spec(target)))}
+    return _assembled(plans, compiled, launches, ways, [built[first] for first in firsts], kernels, target)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Compiles groups of `launches`, given by their numbers, in one sandboxed child; a group shares a build."""
+
+    source: str
+    constants: Mapping[str, Any]
+    launches: Sequence[Mapping[str, Any]]
+    zygote: Zygote
+    target: str
+    limits: Limits
+    build_s: float | None  # CPU seconds that one build may take, if less than `limits` say
+    machine_code: bool
+
+    def __call__(self, folder: Path, parts: Sequence[Sequence[int]]) -> list[tuple[int, dict[str, Any]]]:
+        """Returns the builds of these groups, each with its launch.  Makes `folder`, for the cubins.  Raises Stop."""
+        folder.mkdir()
+        wanted = [i for part in parts for i in part]
+        payload: dict[str, Any] = {"source": self.source, "constants": dict(self.constants), "target": self.target}
+        payload["launches"] = [self.launches[i] for i in wanted]
+        payload |= {"machine_code": self.machine_code, "build_s": self.build_s}
+        result = self.zygote.run("compile", payload, scratch=folder, limits=self._limits(len(parts)))
+        value = expect_ok("compile", result)
+        with _sound():
+            answers = zip(wanted, value["builds"], strict=True)
+            return [(i, _from(folder, b, self.launches[i], self.target, self.machine_code)) for i, b in answers]
+
+    def _limits(self, builds: int) -> Limits:
+        if self.build_s is None:
+            return self.limits
+        return replace(self.limits, cpu_s=min(self.limits.cpu_s, ceil(builds * self.build_s)))
+
+
+def _compiled(
+    job: _Job, parts: Sequence[Sequence[int]], scratch: Path, slow: bool, label: str
+) -> dict[int, dict[str, Any]]:
+    """Returns the builds of groups of launches, by the launch's number, from several jobs at once.  Raises Stop."""
+    a_job, most = (1, SLOW_JOBS) if slow else (CONFIGS_A_JOB, COMPILE_JOBS)
+    jobs = _dealt(parts, a_job, most)
+    taken = len(list(scratch.glob(f"{label}*")))  # by earlier builds
+    folders = [scratch / f"{label}{taken + number}" for number in range(len(jobs))]
+    with ThreadPoolExecutor(min(len(jobs), len(os.sched_getaffinity(0)))) as threads:
+        return dict(pair for pairs in threads.map(job, folders, jobs) for pair in pairs)
+
+
+def _assembled(
+    plans: Mapping[str, LaunchPlan],
+    compiled: Collection[str],
+    launches: Sequence[Mapping[str, Any]],
+    ways: Sequence[Way],
+    built: Sequence[dict[str, Any]],
+    kernels: Mapping[str, KernelSource],
+    target: str,
+) -> Built:
+    """Returns plans and builds without the configurations that cannot be compiled.
+
+    compiled: names of the cases that `launches` are of, in their order; built: the build of each launch.
+    Raises Unbuildable if that leaves a kernel without any.
+    """
+    problems = {i: why for i, b in enumerate(built) if (why := _problem(b, from_spec(target)))}
     left_out = _left_out(launches, ways, built, problems, kernels)
     fewer = {name: _without(plan, left_out) for name, plan in plans.items()}
-    in_order = (built[i] for i, way in enumerate(ways) if way not in left_out)
+    in_order = (b for b, way in zip(built, ways, strict=True) if way not in left_out)
     builds = {name: [[next(in_order) for _ in launch.configs] for launch in fewer[name].launches] for name in compiled}
     return Built(fewer, builds, tuple(left_out.values()))
 
@@ -274,7 +316,7 @@ def _problem(build: Mapping[str, Any], target: Target) -> str | None:
 def _left_out(
     launches: Sequence[Mapping[str, Any]],
     ways: Sequence[Way],
-    built: Mapping[int, Mapping[str, Any]],
+    built: Sequence[Mapping[str, Any]],
     problems: Mapping[int, str],
     kernels: Mapping[str, KernelSource],
 ) -> dict[Way, str]:

@@ -261,8 +261,8 @@ class Program(Replayable):
         written: Sequence[int] = (),
         memory: type[DeviceMemory] = DeviceMemory,
     ) -> None:
+        self.outputs_of_plan = plan.compared(written)
         written = plan.tensors_among(written)
-        self.outputs_of_plan = [*plan.outputs, *(plan.inputs[i] for i in written)]
         super().__init__(memory(plan, device, copies), self.outputs_of_plan, written, device)
         self._choice, self._kernels, self._device = choice, kernels, device
         # (launch, which) -> memory that Triton's parameters ask for, (copies, bytes)

@@ -20,7 +20,7 @@ from evo.core.records import Case, Profile, Timing
 from fitness.estimate.attainable import attainable_us
 from fitness.estimate.time_model import DRAM_EFFICIENCY, Estimate
 from fitness.frontend import screen
-from fitness.frontend.plan import LaunchPlan
+from fitness.frontend.plan import Launch, LaunchPlan
 from fitness.frontend.target import Target
 from fitness.profile.hints import hints
 from fitness.tasks.task import Task
@@ -132,11 +132,11 @@ def longest(timings: Sequence[Timing]) -> str:
 
 def from_estimate(of: Subject, estimate: Estimate, target: Target, fallback: str = "") -> Profile:
     """Returns the profile of tier "estimate": the model's time, and its parts."""
-    readings = _modelled(estimate, estimate.total_us) | _static(of, _slowest(estimate, of), target)
+    slowest = _slowest(estimate, of)
+    readings = _modelled(estimate, estimate.total_us) | _static(of, slowest, target)
     readings |= _moved(of, estimate, target)
-    return _digest(
-        "estimate", of, readings, target, _slowest(estimate, of), fallback, kernels=_modelled_kernels(estimate)
-    )
+    kernel = of.plan.launches[slowest].kernel
+    return _digest("estimate", of, readings, target, kernel, fallback, kernels=_modelled_kernels(estimate))
 
 
 def from_timing(
@@ -147,23 +147,28 @@ def from_timing(
     gpu: has the measured ceilings of `fitness.cuda.device.DeviceFacts`; estimate: None if the plan has none.
     """
     time_us = timing.median_us
-    kernel = _slowest(estimate, of)
-    readings = {"time": time_us} | _static(of, kernel, target)
+    slowest = _slowest(estimate, of)
+    readings = {"time": time_us} | _static(of, slowest, target)
     if estimate is not None:
         readings |= _modelled(estimate, time_us) | _moved(of, estimate, target)
     if of.bytes:
         least = 100 * of.bytes / gpu["copy_bytes_per_s"] * 1e6 / time_us
         readings["dram"] = min(100.0, max(readings.get("dram", 0.0), least))
     kernels = _modelled_kernels(estimate) if estimate is not None else {}
+    kernel = of.plan.launches[slowest].kernel
     return _digest("counters-free", of, readings, target, kernel, fallback, gpu, kernels)
 
 
 def from_counters(of: Subject, counters: Sequence[tuple[str, Mapping[str, float]]], target: Target) -> Profile:
-    """Returns the profile of tier "ncu". counters: (kernel, readings) of each launch in order, from `ncu.counters`."""
+    """Returns the profile of tier "ncu".
+
+    counters: (kernel, readings) of each launch in order, from `fitness.profile.ncu.CounterReader.read`.
+    """
     own = {launch.kernel for launch in of.plan.launches}
-    kernel, measured = max(counters, key=lambda pair: (pair[0] in own, pair[1]["time"]))
+    row = max(range(len(counters)), key=lambda i: (counters[i][0] in own, counters[i][1]["time"]))
+    kernel, measured = counters[row]
     total = math.fsum(r["time"] for _, r in counters)
-    readings = {**_static(of, kernel, target), **measured, "time": total}
+    readings = {**_static(of, _launch_of(row, of, counters), target), **measured, "time": total}
     if of.bytes and all("dram_bytes" in r for _, r in counters):
         readings["moved"] = math.fsum(r["dram_bytes"] for _, r in counters) / of.bytes
     kernels: dict[str, float] = {}
@@ -191,11 +196,10 @@ def _modelled_kernels(estimate: Estimate) -> dict[str, float]:
     return found
 
 
-def _static(of: Subject, kernel: str, target: Target) -> dict[str, float]:
-    """Returns readings of the compiled code and the launch of the slowest kernel."""
-    at = next((i for i, launch in enumerate(of.plan.launches) if launch.kernel == kernel), 0)
-    build = of.builds[at]
-    programs = math.prod(of.plan.launches[at].configs[of.choice[at]].grid)
+def _static(of: Subject, launch: int, target: Target) -> dict[str, float]:
+    """Returns readings of the compiled code and the grid of a launch: the number of the slowest one."""
+    build = of.builds[launch]
+    programs = math.prod(of.plan.launches[launch].configs[of.choice[launch]].grid)
     registers, shared, warps = build["registers"], build["shared_bytes"], build["num_warps"]
     resident, share = screen.occupancy(registers, shared, warps, target)
     places = max(1, resident * target.multiprocessors)
@@ -229,11 +233,28 @@ def _moved(of: Subject, estimate: Estimate, target: Target) -> dict[str, float]:
     return {"moved": estimate.terms["dram"] * 1e-6 * DRAM_EFFICIENCY * target.dram_bytes_per_s / of.bytes}
 
 
-def _slowest(estimate: Estimate | None, of: Subject) -> str:
-    """Returns the kernel that takes the most time; the first one if that is unknown."""
-    kernels = {launch.kernel for launch in of.plan.launches}
-    steps = [s for s in estimate.per_launch if s.name in kernels] if estimate else []
-    return max(steps, key=lambda s: s.total_us).name if steps else of.plan.launches[0].kernel
+def _slowest(estimate: Estimate | None, of: Subject) -> int:
+    """Returns the number of the launch that takes the most time; the first one if that is unknown."""
+    if estimate is None:
+        return 0
+    steps = zip(of.plan.steps, estimate.per_launch, strict=True)
+    times = [found.total_us for step, found in steps if isinstance(step, Launch)]
+    return max(range(len(times)), key=times.__getitem__)
+
+
+def _launch_of(row: int, of: Subject, counters: Sequence[tuple[str, Mapping[str, float]]]) -> int:
+    """Returns the number of the launch that a row of the counters is of; 0 for a kernel that is not the candidate's.
+
+    Launches of no programs have no row.
+    """
+    kernel = counters[row][0]
+    launched = [
+        number
+        for number, (launch, choice) in enumerate(zip(of.plan.launches, of.choice, strict=True))
+        if launch.kernel == kernel and 0 not in launch.configs[choice].grid
+    ]
+    before = sum(name == kernel for name, _ in counters[:row])
+    return (launched[before:] or launched or [0])[0]
 
 
 # --- digest ----------------------------------------------------------------------------------------------------------

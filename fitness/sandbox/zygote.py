@@ -121,13 +121,6 @@ class Zygote:
         process.wait_ready()
         return process.layers
 
-    @property
-    def warm_s(self) -> float:
-        """Seconds that imports and warm-up took."""
-        process = self._running_process()
-        process.wait_ready()
-        return process.warm_s
-
     def close(self) -> None:
         """Ends the zygote and every job; calls of `run` in other threads return INFRASTRUCTURE."""
         with self._lock:
@@ -159,7 +152,8 @@ class _ZygoteProcess:
     """One zygote process: a socket, a thread that reads answers, the futures that wait for them."""
 
     def __init__(self, target: str, jobs: Sequence[str], gpu: str) -> None:
-        self.warm_s, self.layers, self.log_tail = 0.0, {}, ""  # type: ignore[var-annotated]
+        self.layers: dict[str, str] = {}
+        self.log_tail = ""
         self.finished, self.dead = 0, False
         self._ready, self._started = threading.Event(), False
         self._sending, self._state = threading.Lock(), threading.Lock()
@@ -242,7 +236,7 @@ class _ZygoteProcess:
 
     def _dispatch(self, header: dict[str, Any], body: bytes) -> None:
         if "ready" in header:
-            self.warm_s, self.layers = header["ready"], header["layers"]
+            self.layers = header["layers"]
             self._started = True
             self._ready.set()
             return

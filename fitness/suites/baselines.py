@@ -63,7 +63,7 @@ def _maker(target: Target, zygote: Zygote) -> Callable[[tuple[Task, str]], Launc
             return stop
         finally:
             front_end.close()
-        return LaunchBundle(compiled.plans, compiled.builds, compiled.cubins)
+        return compiled.bundle()
 
     return make
 

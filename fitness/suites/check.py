@@ -90,7 +90,7 @@ class GpuVerifier:
 
     def __call__(self, task: Task, compiled: CompiledCandidate) -> Collection[str]:
         with self._one() as runner:
-            report = runner.verify(task.folder, vacuous.bundle_of(compiled))
+            report = runner.verify(task.folder, compiled.bundle())
         if report.verdict is not Verdict.OK:
             raise Stop(report.stage, report.verdict, report.message)
         return report.infinite
@@ -173,7 +173,7 @@ class SuiteChecker:
         shutil.copytree(kept, folder)
 
     def _at_sizes(self, source: Any, scratch: Path, outcome: CheckOutcome, most_bytes: int) -> None:
-        with _timed(outcome, "captured"):
+        with clocked(outcome, "captured"):
             captured = self._capture(source, scratch, outcome, most_bytes)
             calls = drawable(captured)
             task = self._task(source, calls, scratch)
@@ -203,19 +203,19 @@ class SuiteChecker:
         folder = self._root / source.name
         task = self._task(source, calls, scratch)
         described = Calls(task)
-        with _timed(outcome, "recorded"):
+        with clocked(outcome, "recorded"):
             for case in task.cases:
                 check_arguments(task, case, described.arguments(case))
             compiled = self._record(task, described, scratch)
             outcome.calls = len(task.cases)
             outcome.stages = ["captured", "recorded"]
-        with _timed(outcome, "compiled"):
+        with clocked(outcome, "compiled"):
             first = self._first_configurations(task, compiled, scratch)
         quick = _quickly_compiled(calls, task, first, outcome)
         if len(quick) < len(calls):
             self._all_of(source, quick, scratch, outcome)
             return
-        with _timed(outcome, "recorded"):
+        with clocked(outcome, "recorded"):
             written = written_arguments(task, described, first, self._zygote)
         for name, plan in compiled.plans.items():
             if not plan.outputs and not plan.tensors_among(sorted(written)):
@@ -245,7 +245,7 @@ class SuiteChecker:
         """
         found: list[Mapping[str, Any]] = []
         why = ""
-        cache = bool(outcome.vacuous)  # of all calls together
+        found_together = bool(outcome.vacuous)
         for number, call in enumerate(captured):
             alone = CheckOutcome(source.name, seconds=outcome.seconds)  # what each call takes is part of the whole
             try:
@@ -253,7 +253,7 @@ class SuiteChecker:
                 found.append(call)
             except (Stop, TaskError) as problem:
                 why = why or first_line(str(problem))
-            if not cache:
+            if not found_together:
                 outcome.vacuous += [f"call{number}{finding.removeprefix('call0')}" for finding in alone.vacuous]
             if len(alone.stages) > len(outcome.stages):
                 outcome.stages, outcome.calls = alone.stages, alone.calls
@@ -273,7 +273,7 @@ class SuiteChecker:
             tuned = any(len(launch.configs) > 1 for plan in compiled.plans.values() for launch in plan.launches)
             if stop.verdict is Verdict.REJECTED or not tuned:
                 raise
-            with _timed(outcome, "compiled"):
+            with clocked(outcome, "compiled"):
                 built = self._build(task.needed_seed, compiled, scratch)
             self._verify(task, built, outcome)
             return built
@@ -338,14 +338,14 @@ class SuiteChecker:
 
     def _verify(self, task: Task, compiled: CompiledCandidate, outcome: CheckOutcome) -> None:
         outcome.stages = ["captured", "recorded", "compiled"]
-        with _timed(outcome, "verified"):
+        with clocked(outcome, "verified"):
             infinite = self._verifier(task, compiled)
         timed = {case.name for case in task.cases if case.role == "tune"}
         outcome.infinite = sorted(timed & set(infinite)) if self._on_gpu else []
 
     def _check_idle(self, task: Task, compiled: CompiledCandidate, outcome: CheckOutcome) -> None:
         """Raises Stop if kernels that do not do their work are not found wrong."""
-        with _timed(outcome, "idle"):
+        with clocked(outcome, "idle"):
             if isinstance(self._verifier, GpuVerifier):
                 beside = self._verifier.beside
                 found = (
@@ -437,14 +437,18 @@ def _left_out(
 
 
 @contextmanager
-def _timed(outcome: CheckOutcome, stage: str) -> Iterator[None]:
-    """Adds the seconds to those of the stage: a stage has several times if calls are tried one by one."""
+def clocked(outcome: CheckOutcome, stage: str) -> Iterator[None]:
+    """Adds the seconds that what follows takes to those of the stage."""
     begin = time.perf_counter()
     try:
         yield
     finally:
-        spent = time.perf_counter() - begin
-        outcome.seconds[stage] = round(outcome.seconds.get(stage, 0.0) + spent, 3)
+        add_seconds(outcome, stage, time.perf_counter() - begin)
+
+
+def add_seconds(outcome: CheckOutcome, stage: str, seconds: float) -> None:
+    """Adds to the seconds of the stage: a stage has several times if calls are tried one by one."""
+    outcome.seconds[stage] = round(outcome.seconds.get(stage, 0.0) + seconds, 3)
 
 
 def configurations(plans: Mapping[str, LaunchPlan], which: slice, kernel: str = "") -> dict[str, LaunchPlan]:

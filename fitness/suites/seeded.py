@@ -56,7 +56,10 @@ class SeededChecker(check.SuiteChecker):
         front_end = FrontEnd(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
         try:
             compiled = front_end.collect(task.needed_seed)
-            self._verifier(task, compiled)
+            check.add_seconds(outcome, "recorded", compiled.seconds["record"])
+            check.add_seconds(outcome, "compiled", compiled.seconds["compile"])
+            with check.clocked(outcome, "verified"):
+                self._verifier(task, compiled)
             self._check_idle(task, compiled, outcome)
         except Stop as stop:
             outcome.stages = list(self.stages[: _REACHED.get(stop.stage, 3)])
@@ -73,7 +76,8 @@ class SeededChecker(check.SuiteChecker):
         outcome.calls, outcome.rules = len(task.cases), []
         front_end = FrontEnd(task, self._target, measured=self._on_gpu, limits=LIMITS, zygote=self._zygote)
         try:
-            compiled = front_end.baseline()
+            with check.clocked(outcome, "recorded"):
+                compiled = front_end.baseline()
         finally:
             front_end.close()
         outcome.stages = list(self.stages[:2])

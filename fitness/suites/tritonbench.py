@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from evo.core.errors import ConfigError
 from fitness.suites import python_files, text_of
-
-if TYPE_CHECKING:
-    pass
 
 FOLDER = Path("data", "TritonBench_G_v1")
 SIZES = Path("performance_metrics", "perf_G", "golden_metrics")  # scripts that time each file, NAME_perf.py

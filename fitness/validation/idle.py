@@ -72,7 +72,7 @@ def idle_plans(plans: Mapping[str, LaunchPlan], written: Sequence[int]) -> Itera
 
 def _idle_steps(kind: str, plan: LaunchPlan, written: Sequence[int]) -> tuple[Step, ...]:
     """Returns steps on all outputs; none if no input has the form of the output that is copied to."""
-    outputs = [*plan.outputs, *(plan.inputs[i] for i in plan.tensors_among(written))]
+    outputs = plan.compared(written)
     inputs = [ref for ref in plan.inputs if isinstance(ref, TensorRef)]
     if kind == NOTHING:
         return ()

@@ -169,11 +169,6 @@ class _Trials:
 # --- on a GPU --------------------------------------------------------------------------------------------------------
 
 
-def bundle_of(compiled: CompiledCandidate) -> LaunchBundle:
-    """Returns the launch bundle of a compiled candidate."""
-    return LaunchBundle(compiled.plans, compiled.builds, compiled.cubins)
-
-
 def on_gpu(
     task: Task,
     compiled: CompiledCandidate,
@@ -190,7 +185,7 @@ def on_gpu(
             built = build(idle.source, replace(compiled, plans=dict(idle.plans), builds={}, cubins={}))
         except Stop as stop:
             return dict.fromkeys(idle.plans, stop)
-        reports = beside(task, bundle_of(compiled), bundle_of(built), elsewhere)
+        reports = beside(task, compiled.bundle(), built.bundle(), elsewhere)
         return {case: _said(report) for case, report in reports.items()}
 
     plans = {case.name: compiled.plans[case.name] for case in task.cases}

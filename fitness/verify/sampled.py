@@ -39,7 +39,7 @@ from fitness.tasks.task import Task
 from fitness.verify import oracle
 from fitness.verify.compare import compare_elements
 from fitness.verify.slices import Slices
-from fitness.verify.verify import Executable, check_accesses, check_stores, output_refs
+from fitness.verify.verify import Executable, check_accesses, check_stores
 
 INPUT_BYTES = 1 << 29  # of the inputs of a case, which are kept as long as the task is searched.
 MEMORY_BYTES = 1 << 31  # of all buffers of a plan.
@@ -106,7 +106,8 @@ class Sampled:
         self._slices = Slices(task) if task.reference is not None else None
         self._cases: list[_FullCase] = []
         self._stored_by_seed: set[int] = set()  # arguments
-        self.left_out: dict[str, str] = {}  # why cases are not sampled, by name
+        # why cases are not sampled, by name and by variant of the inputs
+        self.left_out: dict[tuple[str, str], str] = {}
 
     def prepare(
         self, seed: Executable, work: Mapping[str, Sequence[LaunchWork]], scratch: Path, limits: Limits
@@ -118,7 +119,7 @@ class Sampled:
         self._cases = []
         for full in found:
             if why := self._failure([full], seed, work, scratch, limits):
-                self.left_out[full.file.name] = why
+                self.left_out[full.case.name, full.variant] = why
             else:
                 self._cases.append(full)
 
@@ -135,7 +136,7 @@ class Sampled:
             for variant in ("normal", "large") if case.role == "holdout" and self._task.stress else ("normal",):
                 full = self._full(case, variant, plans[case.name])
                 if full is None:
-                    self.left_out[case.name] = f"its inputs take more than {INPUT_BYTES >> 20} MiB"
+                    self.left_out[case.name, variant] = f"its inputs take more than {INPUT_BYTES >> 20} MiB"
                 else:
                     found.append(full)
         self._cases = found
@@ -199,7 +200,7 @@ class Sampled:
             name = full.case.name
             plan, choice = candidate.plans[name], list(candidate.choices[name])
             if _can_be_sampled(plan):
-                outputs = output_refs(self._task, plan)
+                outputs = plan.compared(self._task.written)
                 constant = {b for b, buffer in enumerate(plan.buffers) if buffer.input is not None}
                 constant -= {ref.buffer for ref in outputs}
                 launches = [replace(w, written=tuple(set(w.written) - constant)) for w in work[name]]

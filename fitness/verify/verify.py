@@ -196,7 +196,7 @@ def verify(
     for run, (_, expectation) in zip(runs, compared, strict=True):
         if run not in executed:
             continue
-        refs = output_refs(task, run.plan)
+        refs = run.plan.compared(task.written)
         outputs = _outputs_after(task, run, refs, jobs.scratch)
         check_accesses(run.execution, run.notes, habits)
         if candidate.source != task.seed_source:
@@ -228,7 +228,7 @@ def expectations(
 
 def _check_form(task: Task, run: _Execution, expectation: oracle.Expected) -> None:
     """Raises Stop if the plan's outputs are of another form: then nothing has to be executed."""
-    refs = output_refs(task, run.plan)
+    refs = run.plan.compared(task.written)
     strides = [ref.strides for ref in refs]
     if wrong := compare.wrong_form(expectation, run.plan.structure, [_formed(ref) for ref in refs], strides):
         raise Stop("verify", Verdict.WRONG, f"{run.execution}: {wrong}")
@@ -247,7 +247,7 @@ def _own_share(task: Task, runs: Sequence[_Execution], scratch: Path) -> float:
     shares: dict[str, Share] = {}
     for run in runs:
         if run.authors:
-            share = shares.setdefault(run.execution.case.name, Share(run.plan, output_refs(task, run.plan)))
+            share = shares.setdefault(run.execution.case.name, Share(run.plan, run.plan.compared(task.written)))
             authors = _authors(run, scratch)
             share.add(WriteTracker(run.layout, authors, authors))
     for case, share in shares.items():
@@ -372,7 +372,7 @@ def _seed_expectations(task: Task, kernel: Executable, key: int, jobs: Jobs) -> 
     found = []
     for execution in executions(task):
         own, other = pairs[execution.inputs]
-        refs = output_refs(task, own.plan)
+        refs = own.plan.compared(task.written)
         outputs, after_move = (_read(run, refs, _memory(run, jobs.scratch)) for run in (own, other))
         expected = seed_oracle.expect(task, own.inputs, own.plan.structure, refs, outputs, after_move)
         if expected is not None:
@@ -394,16 +394,11 @@ def _needs_zeros(task: Task, kernel: Executable, runs: Sequence[_Execution], key
             raise
         return True
     for one, other in zip(runs, again, strict=True):
-        refs = output_refs(task, one.plan)
+        refs = one.plan.compared(task.written)
         first, second = (_read(run, refs, _memory(run, jobs.scratch)) for run in (one, other))
         if not compare.same_outputs(first, second):
             return True
     return False
-
-
-def output_refs(task: Task, plan: LaunchPlan) -> list[TensorRef]:
-    """Returns what is compared: returned tensors in order, then written arguments."""
-    return list(plan.outputs) + [plan.inputs[i] for i in plan.tensors_among(task.written)]
 
 
 def _formed(ref: TensorRef) -> torch.Tensor:
