@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -485,11 +486,35 @@ def test_a_watched_process_has_its_context_before_others_wait_for_the_gpu(monkey
     monkeypatch.setattr(sanitize_process, "ended_after", lambda seconds: held("limit", seconds))
     monkeypatch.setattr(sanitize_process, "held_for", held)
     monkeypatch.setattr(sanitize_process.torch, "empty", lambda *_, device: order.append(f"context on {device}"))
-    monkeypatch.setattr(sanitize_process, "replayed", lambda *_: order.append("replayed") or 0)
-    sanitize_process.main(["task", str(tmp_path / "work"), "GPU-1"])
+    monkeypatch.setattr(sanitize_process, "replayed", lambda *_: order.append("replayed") or (3, 0))
+    sanitize_process.main(["task", str(tmp_path / "work"), "GPU-1", "60", "20"])
     assert order == [
-        ("limit", 60), "context on cuda", "given back", ("GPU-1", 240), "replayed", "given back",
+        ("limit", 60), "context on cuda", "given back", ("limit", 1800), "given back",
+        ("GPU-1", 60), "replayed", "given back",
     ]  # fmt: skip
+
+
+def test_a_tool_that_takes_long_leaves_out_the_larger_cases(monkeypatch, tmp_path, capsys):
+    """Others wait for the GPU meanwhile."""
+    from types import SimpleNamespace
+
+    from evo.core.records import Case
+    from fitness.certify import sanitize_process
+
+    clock, executed = iter((0.0, 1.0, 19.0, 21.0)), []
+    plans = {name: SimpleNamespace(buffers=[SimpleNamespace(nbytes=n)], launches=[1, 2]) for name, n in SIZES.items()}
+    bundle, cases = SimpleNamespace(plans=plans), [Case(name, {}) for name in SIZES]
+    program = SimpleNamespace(write_inputs=lambda _: None, execute=lambda: None)
+    monkeypatch.setattr(sanitize_process, "Program", lambda plan, *_, **__: executed.append(plan) or program)
+    monkeypatch.setattr(sanitize_process, "Loaded", lambda _: SimpleNamespace(choices=plans, kernels=lambda _: []))
+    monkeypatch.setattr(sanitize_process.oracle, "make_inputs", lambda *_: ())
+    monkeypatch.setattr(sanitize_process.torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(sanitize_process.time, "monotonic", lambda: next(clock))
+    found = sanitize_process.replayed(SimpleNamespace(written=()), bundle, cases, "s", 20)
+    assert found == (4, 2) and executed == [plans["small"], plans["middle"]]
+
+
+SIZES = {"large": 300, "small": 100, "middle": 200}
 
 
 @pytest.mark.skipif(bool(find_tool(PROGRAM)), reason="it is installed")
@@ -499,7 +524,7 @@ def test_without_the_tool_the_check_is_not_run(task, tmp_path):
 
     finding = sanitize(
         "memcheck", task.folder, LaunchBundle({}, {}, {}), [],
-        seed="s", folder=tmp_path, gpu="", stop=threading.Event(),
+        seed="s", folder=tmp_path, gpu="", stop=threading.Event(), begin=threading.Event(),
     )  # fmt: skip
     assert finding.problem == "compute-sanitizer is not installed"
     assert certify._sanitized(finding) == Evidence("memcheck", "not run", "compute-sanitizer is not installed")
@@ -563,29 +588,67 @@ def test_nobody_else_has_the_gpu_while_a_full_certificate_takes_times(monkeypatc
     assert seen[-1] == (False, False)
 
 
-def test_the_tools_of_a_full_certificate_start_at_once(monkeypatch, tmp_path, certifier):
-    """Each waits until the other has started; the runner is not held meanwhile."""
+TOOL = """#!{python}
+import sys, time
+from pathlib import Path
+folder, name, file, gpu = Path({folder!r}), sys.argv[2], Path(sys.argv[-4]), sys.argv[-3]
+def wait(*files):
+    while not all(file.exists() for file in files):
+        time.sleep(0.02)
+(folder / name).touch()
+wait(folder / "memcheck", folder / "racecheck")
+{before}
+wait(file)
+(folder / f"{{name}} worked").touch()
+print({said!r} if name == "memcheck" else "== RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)")
+print("finished: on", gpu)
+"""
+
+
+@pytest.fixture
+def with_tool(monkeypatch, tmp_path, certifier):
+    """Makes a certifier whose tools both start before either ends; said: the summary of memcheck."""
     from fitness.gpu.runner import LaunchBundle
 
-    tool = tmp_path / "tool"
-    tool.write_text(
-        "#!/bin/sh\n"
-        f'touch "{tmp_path}/$2"\n'
-        f'while [ ! -e "{tmp_path}/memcheck" ] || [ ! -e "{tmp_path}/racecheck" ]; do sleep 0.05; done\n'
-        "echo '========= ERROR SUMMARY: 0 errors'\n"
-        "echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)'\n"
-        'for last; do :; done; echo "finished: on $last"\n'
-    )
-    tool.chmod(0o755)
-    monkeypatch.setattr("fitness.certify.sanitize.find_tool", lambda name: str(tool))
-    mine = certifier()
-    monkeypatch.setattr(mine, "_gpu", "GPU-1")
-    monkeypatch.setattr(mine, "_bundle", lambda *_: LaunchBundle({}, {}, {}))
-    certificate = mine.full(RIGHT, seed="s")
+    def make(said: str, before: str = ""):
+        tool = tmp_path / "tool"
+        tool.write_text(TOOL.format(python=sys.executable, folder=str(tmp_path), said=said, before=before))
+        tool.chmod(0o755)
+        monkeypatch.setattr("fitness.certify.sanitize.find_tool", lambda name: str(tool))
+        mine = certifier()
+        monkeypatch.setattr(mine, "_gpu", "GPU-1")
+        monkeypatch.setattr(mine, "_bundle", lambda *_: LaunchBundle({}, {}, {}))
+        return mine
+
+    return make
+
+
+def test_the_tools_of_a_full_certificate_start_at_once_and_work_one_after_the_other(with_tool):
+    """The runner is not held meanwhile."""
+    first = 'if name == "memcheck": time.sleep(0.2); assert not (file.parent / "racecheck.pickle").exists()'
+    certificate = with_tool("========= ERROR SUMMARY: 0 errors", first).full(RIGHT, seed="s")
     assert certificate.verdict is Verdict.OK, certificate
     found = {check.what: check for check in certificate.checks}
     assert all(found[name].outcome == "passed" for name in ("memcheck", "racecheck"))
     assert all(found[name].detail.endswith("on GPU-1") for name in ("memcheck", "racecheck"))
+
+
+def test_what_memcheck_refuses_needs_no_racecheck(with_tool, tmp_path):
+    """Racecheck may have the GPU for a minute."""
+    certificate = with_tool("========= ERROR SUMMARY: 8 errors").full(RIGHT, seed="s")
+    assert certificate.verdict is Verdict.RUNTIME_ERROR and certificate.message.startswith("memcheck: 8 errors")
+    found = {check.what: check for check in certificate.checks}
+    assert (found["racecheck"].outcome, found["racecheck"].detail) == ("not run", "stopped")
+    assert (tmp_path / "memcheck worked").exists() and not (tmp_path / "racecheck worked").exists()
+
+
+def test_what_fails_eagerly_waits_for_no_tool(with_tool, monkeypatch):
+    mine = with_tool("========= ERROR SUMMARY: 0 errors", "time.sleep(3600)")
+    mine._problem()
+    mine._allowed("s")
+    wrong = certify.Certificate("id", Verdict.WRONG, "call0: output is wrong")
+    monkeypatch.setattr(mine, "_eager", lambda *_, **__: wrong)
+    assert mine.full(RIGHT, seed="s").message == "call0: output is wrong"
 
 
 @pytest.mark.parametrize("error", [EvoError("the runner is closed"), KeyboardInterrupt()], ids=["closed", "Ctrl-C"])

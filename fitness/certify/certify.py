@@ -131,9 +131,10 @@ class Certifier:
             return self._failed(source, stop.verdict, f"at stage {stop.stage}: {stop.message}", seed=seed)
         with self._sanitizing(bundle, small, seed) as sanitized:
             certificate = self._eager(source, bundle, cases, seed, samples=SAMPLES)
-            checks = [*certificate.checks, *left_out, *map(_sanitized, sanitized)]
-        if certificate.verdict is not Verdict.OK:
-            return dataclasses.replace(certificate, checks=tuple(checks))
+            checks = [*certificate.checks, *left_out]
+            if certificate.verdict is not Verdict.OK:
+                return dataclasses.replace(certificate, checks=tuple(checks))
+            checks += map(_sanitized, sanitized)
         checks += self._elsewhere(bundle, seed)
         bad = next((check for check in checks if check.outcome == "failed"), None)
         verdict, message = (Verdict.OK, "") if bad is None else (Verdict.RUNTIME_ERROR, f"{bad.what}: {bad.detail}")
@@ -238,18 +239,24 @@ class Certifier:
     ) -> Iterator[Iterator[SanitizerFinding]]:
         """Runs the sanitizers meanwhile.  Yields their findings, each once its tool has finished.
 
-        After an error or Ctrl-C the tools are ended.
+        Their processes start at once.  Each gets the GPU after the one before, which ends it if it found errors.  When
+        the caller is done, also by an error or Ctrl-C, all are ended.
         """
         stop = threading.Event()
+        turns = [threading.Event() for _ in range(len(TOOLS) + 1)]
+        turns[0].set()
         with scratch_folder(self._root) as folder, ThreadPoolExecutor(len(TOOLS)) as pool:
 
-            def run(tool: str) -> SanitizerFinding:
-                return sanitize(
-                    tool, self._task.folder, bundle, cases, seed=seed, folder=folder, gpu=self._gpu, stop=stop
-                )
+            def run(number: int, tool: str) -> SanitizerFinding:
+                finding = sanitize(
+                    tool, self._task.folder, bundle, cases, seed=seed, folder=folder, gpu=self._gpu, stop=stop,
+                    begin=turns[number],
+                )  # fmt: skip
+                (stop if finding.errors else turns[number + 1]).set()
+                return finding
 
             try:
-                yield pool.map(run, TOOLS)  # their processes start at once, and take turns on the GPU
+                yield pool.map(run, range(len(TOOLS)), TOOLS)
             finally:
                 stop.set()
 

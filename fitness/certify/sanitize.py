@@ -19,15 +19,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from evo.core.files import write_whole
 from evo.core.records import Case
 from fitness.cuda.nvidia import find_tool
 from fitness.gpu.runner import LOCK_S, LaunchBundle
 
-# With their options.  Errors of API calls are left out: torch causes some when it looks for features of the driver.
-TOOLS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
+
+@dataclass(frozen=True)
+class Tool:
+    """options: of the command.  wall_s: the most that it has the GPU, for which others wait.  enough_s: after so long
+    it begins with no other case.
+    """
+
+    options: tuple[str, ...]
+    wall_s: int
+    enough_s: int
+
+
+# Errors of API calls are left out: torch causes some when it looks for features of the driver.  The findings of
+# racecheck are only noted, and it may take minutes for a kernel of microseconds.
+TOOLS = {
+    "memcheck": Tool(("--report-api-errors", "no"), 240, 240),
+    "racecheck": Tool((), 60, 20),
+}
 PROGRAM = "compute-sanitizer"
-START_S = 60  # until the watched process has a CUDA context; a second usually, but a tool may hang
-WALL_S = 240.0  # of one tool on the GPU; before, starting torch under it takes 10 to 20 s
+START_S = 60  # until the watched process has a CUDA context; 10 to 20 s usually, but a tool may hang
 POLL_S = 0.5  # how often a running tool is looked after
 FINISHED = "finished:"  # the process prints it last; without it nothing was shown
 _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", re.MULTILINE)
@@ -54,18 +70,19 @@ def sanitize(
     folder: Path,
     gpu: str,
     stop: threading.Event,
+    begin: threading.Event,
 ) -> SanitizerFinding:
     """Runs `tool` over one replay of each case's plan.
 
-    task: folder; gpu: its UUID; folder: for files; stop: ends the tool once it is set.  The process takes the GPU lock
-    once it has started.
+    task: folder; gpu: its UUID; folder: for files; stop: ends the tool once it is set.  The process starts at once, and
+    takes the GPU lock when it has started and `begin` is set.
     """
     program = find_tool(PROGRAM)
     if not program:
         return SanitizerFinding(tool, "compute-sanitizer is not installed")
-    file = folder / f"{tool}.pickle"
-    file.write_bytes(pickle.dumps((bundle, list(cases), seed)))
-    command = [program, "--tool", tool, *TOOLS[tool], sys.executable, "-m", "fitness.certify.sanitize_process"]
+    file, of = folder / f"{tool}.pickle", TOOLS[tool]
+    command = [program, "--tool", tool, *of.options, sys.executable, "-m", "fitness.certify.sanitize_process"]
+    command += [str(task), str(file), gpu, str(of.wall_s), str(of.enough_s)]
     root = str(Path(__file__).resolve().parents[2])
     environment = {
         **os.environ,
@@ -75,12 +92,16 @@ def sanitize(
     }
     # A session of its own: the tool and the process that it watches are ended together.
     process = subprocess.Popen(
-        [*command, str(task), str(file), gpu],
+        command,
         env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
-    output = _output(process, LOCK_S + 2 * WALL_S, stop)
+    while not (begin.wait(POLL_S) or stop.is_set()):
+        pass
+    write_whole(file, pickle.dumps((bundle, list(cases), seed)))
+    seconds = LOCK_S + 2 * of.wall_s
+    output = _output(process, seconds, stop)
     if output is None:
-        return SanitizerFinding(tool, "stopped" if stop.is_set() else f"not finished after {LOCK_S + 2 * WALL_S:g} s")
+        return SanitizerFinding(tool, "stopped" if stop.is_set() else f"not finished after {seconds:g} s")
     return read_output(tool, output.decode(errors="replace"))
 
 
