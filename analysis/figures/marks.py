@@ -23,6 +23,7 @@ OF_FOLDER: dict[str, Callable[[Path], Figures]] = {
     "tritonbench-g": suites.tritonbench_g,
     "kernelbench-level1": suites.seeds_beside_pytorch,
     "kernelbench-level1-rules": suites.searched,
+    "kernelbench-level2-rules": suites.searched,
     "tritonbench-t": suites.searched,
     "kernelbench-claude": suites.kernelbench_claude,
     "tritonbench-claude": suites.tritonbench_claude,
