@@ -20,7 +20,7 @@ from evo.core.errors import EvoError
 from evo.core.records import Verdict
 from fitness.frontend.plan import Buffer
 from fitness.gpu import runner as module
-from fitness.gpu.runner import BESIDE_S, LaunchBundle, Report, Runner
+from fitness.gpu.runner import BESIDE_S, MOST_SAID, LaunchBundle, Report, Runner, last_error
 from tests import gpu_sources as sources
 from tests.gpu_lab import Lab
 
@@ -36,6 +36,29 @@ def test_a_candidate_needs_a_baseline():
 def test_without_a_gpu_the_error_says_what_is_missing():
     with Runner("softmax") as runner, pytest.raises(EvoError, match="did not start"):
         runner.prepare(LaunchBundle({}, {}, {}))
+
+
+@pytest.mark.parametrize(
+    ("wrote", "begins"),
+    [
+        (
+            f"Traceback:\n  File 'x'\ntorch.OutOfMemoryError: CUDA out of memory. {'Process 12 has 2.86 GiB. ' * 200}",
+            "torch.O",
+        ),
+        (
+            "ValueError: first\nDuring handling\ntorch.AcceleratorError: CUDA error: out of memory\nSearch for it\n",
+            "torch.A",
+        ),
+        (f"{'noise ' * 200}terminate called\n", "noise"),
+        ("", ""),
+    ],
+    ids=["long", "several lines", "no error", "nothing"],
+)
+def test_the_last_error_of_a_process_is_told_from_its_beginning(wrote, begins):
+    said = last_error(wrote)
+    assert said.startswith(begins) and len(said) <= MOST_SAID
+    assert "out of memory" in said or "memory" not in wrote
+    assert said.endswith("terminate called") or "terminate" not in wrote
 
 
 OK = Report(Verdict.OK, "done")

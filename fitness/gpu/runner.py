@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -42,6 +43,9 @@ HUNG_S, HUNG_TIMES = 20.0, 20
 # Seconds for verifying one kernel in the seed's place: an idle kernel may wait for what nobody writes, and a reference
 # may take hours on inputs that the task does not draw.  Others wait for the GPU meanwhile.
 BESIDE_S = 30.0
+
+MOST_READ, MOST_SAID = 100_000, 600  # characters: of what a process that died wrote, and of its last error
+_ERROR = re.compile(r"^[\w.]*(?:Error|Exception)\b", re.MULTILINE)
 
 # Descriptions of the arguments of each case -> answers in the form of `fitness.certify.eager.job`.
 Run = Callable[[list[list[dict[str, Any]]]], Sequence[Mapping[str, Any]]]
@@ -345,6 +349,15 @@ class Runner:
             self._process = None
 
 
+def last_error(text: str) -> str:
+    """Returns the beginning of the last error in what Python printed, which says what is wrong; without one, the end.
+
+    An error for lack of device memory goes on with a list of all processes on the GPU.
+    """
+    errors = list(_ERROR.finditer(text))
+    return text[errors[-1].start() :][:MOST_SAID].strip() if errors else text.strip()[-MOST_SAID:]
+
+
 class _Kept(TimeoutError):
     """Others kept the GPU, so the process did not begin with the request."""
 
@@ -405,11 +418,11 @@ class _RunnerProcess:
         return answer
 
     def last_words(self) -> str:
-        """Returns the end of what it wrote to its standard error."""
+        """Returns the last error that it wrote."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
         self._errors.seek(0)
-        return self._errors.read()[-2000:].decode(errors="replace").strip()
+        return last_error(self._errors.read()[-MOST_READ:].decode(errors="replace"))
 
     def stop(self) -> None:
         """Kills it; a request under way then raises EOFError."""
