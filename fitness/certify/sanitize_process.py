@@ -59,8 +59,8 @@ class SeparateBuffers(DeviceMemory):
 def main(arguments: list[str]) -> None:
     path, file, gpu, *limits = arguments
     task = load_task(path, tried=True)
-    with ended_after(START_S):  # before the lock: a tool that hung here kept others from the GPU for minutes
-        torch.empty(0, device="cuda")  # makes the context
+    with ended_after(START_S):  # Before the lock: a tool that hung here kept others from the GPU for minutes.
+        torch.empty(0, device="cuda")  # Makes the context.
     bundle, cases, seed = pickle.loads(awaited(Path(file)))
     wall_s, enough_s = map(int, limits)
     with held_for(gpu, wall_s):

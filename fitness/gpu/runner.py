@@ -160,7 +160,7 @@ class Runner:
     def _tried_now(self, kind: str, bundle: LaunchBundle, seed: str) -> Report:
         """Returns the report.  A candidate that brings the process down is tried again, but not one that hangs.
 
-        Nor is it tried again if others kept the GPU: to wait once more takes as long.
+        If others kept the GPU it is not tried again either: to wait once more takes as long.
         """
         with self._lock:
             if self._baseline is None:
