@@ -32,7 +32,7 @@ from evo.search.archive import Niche, niche_of
 from evo.storage.best import best_source, diff
 from evo.storage.folders import FILE
 from evo.storage.model_calls import CallCost, call_costs
-from evo.storage.queries import RunReader
+from evo.storage.queries import ModelUse, RunReader
 from evo.storage.store import LOCK
 
 DOTS = 1500  # single candidates drawn in a chart; of more, every n-th
@@ -104,7 +104,7 @@ class View:
     roofline: Markup | None
     bounds: Bounds
     moves: Sequence[charts.Move]
-    models: Sequence[Mapping[str, Any]]
+    models: Sequence[ModelUse]
     environment: Sequence[tuple[str, str]]
     running_s: float
     pending: int
@@ -230,7 +230,7 @@ def view(number: int, run: RunReader, bounds: Bounds) -> View:
         roofline=charts.roofline(moves, bounds.bytes_per_s, bounds.flops_per_s, kind) if moves else None,
         bounds=bounds,
         moves=moves,
-        models=_models(calls),
+        models=run.models(),
         environment=list(_flat({"versions": run.info.versions, **run.info.environment})),
         running_s=_running_s(run),
         pending=len(run.pending()),
@@ -481,19 +481,6 @@ def _moves(course: Course, bounds: Bounds) -> list[charts.Move]:
         if flops > 0 and moved > 0:
             moves.append(charts.Move(row["case"], flops / moved, 1e6 * flops / row["seed_us"], 1e6 * flops / row["us"]))
     return moves
-
-
-def _models(calls: Sequence[CallCost]) -> list[dict[str, Any]]:
-    """A row for each language model: calls, failures, tokens, dollars; None if they were not counted."""
-    rows: dict[str, dict[str, Any]] = {}
-    for call in calls:
-        row = rows.setdefault(call.model, {"calls": 0, "failed": 0, "tokens_in": None, "tokens_out": None, "usd": None})
-        row["calls"] += 1
-        row["failed"] += call.error is not None
-        for name in ("tokens_in", "tokens_out", "usd"):
-            if (number := getattr(call, name)) is not None:
-                row[name] = (row[name] or 0) + number
-    return [{"model": model, **row} for model, row in rows.items()]
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
