@@ -94,6 +94,13 @@ def test_settings_of_another_type_are_refused(tmp_path: Path, setting: str, word
         read_models(["m"], file)
 
 
+def test_a_file_without_a_model_to_ask_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_text(f'[models.m]\nendpoint = "{URL}"', encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"models\.toml: expected --model NAME to ask a model of this file, got none"):
+        read_models([], tmp_path / "models.toml")
+    assert read_models([], None) == ()
+
+
 def test_a_name_is_given_once() -> None:
     with pytest.raises(ConfigError, match="got m twice"):
         read_models([f"m@{URL}", f"m@{URL}/other"], None)

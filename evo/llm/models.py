@@ -45,6 +45,8 @@ def split_models(models: Iterable[str | Model | CallableModel]) -> tuple[list[st
 
 def read_models(specs: Sequence[str | Model], file: Path | None) -> tuple[Model, ...]:
     """Returns the models of `--model` with their settings in `file`, sorted by name: their order does not matter."""
+    if file is not None and not specs:
+        raise ConfigError(f"--models {file}: expected --model NAME to ask a model of this file, got none; add one")
     tables = _read_tables(file) if file is not None else {}
     models = [model for spec in specs for model in _read_spec(spec, tables)]
     names = [m.name for m in models]
