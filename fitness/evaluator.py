@@ -87,14 +87,17 @@ class SeedError(TaskError):
 
 
 def _seed_error(task: Task, verdict: Verdict, stage: str, message: str) -> EvoError:
-    """Returns a SeedError or, without a seed, a TaskError; an EvoError if the machine is at fault (a full disk)."""
-    if task.seed_source is None and NO_SPACE not in message:
+    """Returns a SeedError or, without a seed, a TaskError; an EvoError if the machine is at fault."""
+    if NO_SPACE in message:
+        return no_space()
+    if verdict is Verdict.INFRASTRUCTURE:
+        what = "its kernel.py" if task.seed_source is not None else f"its baseline, {task.timed_against.text},"
+        return EvoError(f"task {task.name!r}: expected to evaluate {what} on this machine, got: {message}; try again")
+    if task.seed_source is None:
         return TaskError(
             f"task {task.name!r}: expected to time its baseline, {task.timed_against.text}, but it was found "
             f"{verdict} at stage {stage}: {message}"
         )
-    if NO_SPACE in message:
-        return no_space()
     return SeedError(
         f"task {task.name!r}: its own kernel.py must pass before a search makes sense, but it was found {verdict} at "
         f"stage {stage}: {message}. {on_failing_seed(task, verdict, message)}",

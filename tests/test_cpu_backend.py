@@ -22,6 +22,7 @@ from fitness import candidate as compiled
 from fitness.candidate import CompiledCandidate, FrontEnd
 from fitness.cpu_backend import CpuEvaluator
 from fitness.evaluator import SeedError
+from fitness.frontend.stages import Stop
 from fitness.frontend.target import get_target
 from fitness.tasks.task import load_task, task_names
 from tests import gpu_sources as sources
@@ -431,6 +432,17 @@ def test_the_active_layers_of_the_sandbox_are_told(evaluators):
     evaluator = evaluators("softmax")
     evaluation = evaluator.evaluate(Candidate(evaluator.task.seed_source), seed=1, known={})
     assert "rlimits" in evaluation.environment["sandbox"]
+
+
+def test_a_seed_is_not_blamed_for_the_machine(monkeypatch):
+    with CpuEvaluator(load_task("softmax"), get_target("sm_90")) as evaluator:
+        fault = Stop("verify", Verdict.INFRASTRUCTURE, "another process has kept the GPU")
+        monkeypatch.setattr(evaluator, "_compiled_baseline", lambda: fault)
+        with pytest.raises(
+            EvoError, match="on this machine, got: another process has kept the GPU; try again"
+        ) as raised:
+            evaluator.prepare()
+    assert not isinstance(raised.value, SeedError)
 
 
 def test_a_task_with_a_wrong_seed_is_refused(tmp_path):

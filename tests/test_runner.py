@@ -84,6 +84,15 @@ def test_a_candidate_that_hangs_is_not_tried_again_and_how_long_depends_on_the_s
         assert asked[1:] == [("evaluate", most)] * tries
 
 
+def test_who_does_not_get_the_gpu_for_a_while_is_told(monkeypatch):
+    """Else eager calls would be timed while others use it."""
+    runner = Runner("softmax")
+    kept = Report(Verdict.INFRASTRUCTURE, "verify", "another process has kept the GPU", fault=True, begun=False)
+    monkeypatch.setattr(runner, "_ask", lambda kind, wall_s: kept)
+    with pytest.raises(EvoError, match="expected to have the GPU for a while, got: another process"), runner.idle():
+        pytest.fail("it has not got it")
+
+
 def test_a_kernel_in_the_seeds_place_that_hangs_is_tried_case_by_case_and_not_for_long(monkeypatch):
     runner, asked = Runner("softmax", wall_s=120.0), []
     hung = Report(Verdict.TIMEOUT, "verify", "not finished", fault=True)

@@ -200,9 +200,13 @@ class Runner:
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
-        """Holds the GPU lock meanwhile: for others who use the GPU for a while, with this runner or without."""
+        """Holds the GPU lock meanwhile: for others who use the GPU for a while, with this runner or without.
+
+        Raises EvoError if it does not get it.
+        """
         with self._lock:
-            self._ask("take", wall_s=START_S)
+            if isinstance(failed := self._ask("take", wall_s=START_S), Report):
+                raise EvoError(f"expected to have the GPU for a while, got: {failed.message}")
             try:
                 yield
             finally:
