@@ -113,7 +113,7 @@ class Benchmark:
             for case in self.task.cases:
                 program = self._verifier.verified(loaded, case, key, summary)
                 if case.role == "tune" and program.plan.delegated:
-                    self._own_time(case, self._for_timing(loaded, case, program, key)[0])
+                    self._own_time(case, self._on_new_inputs(loaded, case, program, key)[0])
         finally:
             self._start_over()
             loaded.close()
@@ -340,8 +340,17 @@ class Benchmark:
     ) -> tuple[Program, Program | BaselineCall, list[int]]:
         """Returns a verified program that can be timed, the baseline on the same inputs, and the keys of these.
 
-        The program was not executed on them yet, so it cannot have changed those of the baseline.  Each copy has other
-        inputs, or a kernel could take the results of the copy before it.
+        The program was not executed on them yet, so it cannot have changed those of the baseline.
+        """
+        program, drawn, keys = self._on_new_inputs(loaded, case, verified, key)
+        return program, self.programs.baseline(case, drawn, program.copies), keys
+
+    def _on_new_inputs(
+        self, loaded: Loaded, case: Case, verified: Program, key: int
+    ) -> tuple[Program, list[tuple[Any, ...]], list[int]]:
+        """Returns a verified program, its new inputs, on which it was not executed yet, and their keys.
+
+        Each copy has other inputs, or a kernel could take the results of the copy before it.
         """
         copies = self.seed_times.copies(case, verified)
         keys = [key + FRESH + copy for copy in range(copies)]
@@ -350,9 +359,8 @@ class Benchmark:
             program.replay()  # the first replay takes longer and is not timed
             drawn = self._written(case, program, keys)
             if not program.inputs_are_equal():  # some tasks have few different inputs
-                return program, self.programs.baseline(case, drawn, copies), keys
-        drawn = self._written(case, verified, keys[:1])
-        return verified, self.programs.baseline(case, drawn), keys[:1]
+                return program, drawn, keys
+        return verified, self._written(case, verified, keys[:1]), keys[:1]
 
     def _written(self, case: Case, program: Program, keys: Sequence[int]) -> list[tuple[Any, ...]]:
         """Returns the inputs of each key, after they were written to a copy of the program."""
