@@ -150,7 +150,7 @@ class Side:
     deviation: float = 0.0
     worst: str = ""
     capture: Capture | None = None
-    report: str = ""  # what the packages said of their calls at the end of each process of a run
+    report: str = ""  # what the packages said of their calls at the end of each process of a run.
 
     def note(self, differs: tuple[float, str]) -> None:
         if differs[0] > self.deviation:

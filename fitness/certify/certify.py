@@ -274,7 +274,7 @@ class Certifier:
                 {"name": str(number), "args": args, "written": list(self._task.written), "samples": times}
                 for number, (args, times) in enumerate(zip(drawn, timed, strict=True))
             ]
-            with self._runner.idle() if samples else contextlib.nullcontext():  # nobody disturbs its times
+            with self._runner.idle() if samples else contextlib.nullcontext():  # Nothing disturbs its times.
                 found, layers = self._run_eagerly(source, self._task.entry, calls, folder)
             answers.extend(_checked(found, cases))
             return answers

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from evo.core.files import write_whole
 from evo.core.records import Case
 from fitness.cuda.nvidia import find_tool
 from fitness.gpu.runner import LOCK_S, LaunchBundle
@@ -27,8 +26,9 @@ from fitness.gpu.runner import LOCK_S, LaunchBundle
 
 @dataclass(frozen=True)
 class Tool:
-    """options: of the command.  wall_s: the most that it has the GPU, for which others wait.  enough_s: after so long
-    it begins with no other case.
+    """A tool, and how long it may have the GPU, for which others wait.
+
+    options: of the command; wall_s: the most; enough_s: after so long it begins with no other case.
     """
 
     options: tuple[str, ...]
@@ -43,7 +43,7 @@ TOOLS = {
     "racecheck": Tool((), 60, 20),
 }
 PROGRAM = "compute-sanitizer"
-START_S = 60  # until the watched process has a CUDA context; 10 to 20 s usually, but a tool may hang
+START_S = 60  # for the CUDA context of the watched process, once Python has started: a tool may hang
 POLL_S = 0.5  # how often a running tool is looked after
 FINISHED = "finished:"  # the process prints it last; without it nothing was shown
 _SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", re.MULTILINE)
@@ -81,6 +81,8 @@ def sanitize(
     if not program:
         return SanitizerFinding(tool, "compute-sanitizer is not installed")
     file, of = folder / f"{tool}.pickle", TOOLS[tool]
+    later = file.with_suffix(".later")
+    later.write_bytes(pickle.dumps((bundle, list(cases), seed)))
     command = [program, "--tool", tool, *of.options, sys.executable, "-m", "fitness.certify.sanitize_process"]
     command += [str(task), str(file), gpu, str(of.wall_s), str(of.enough_s)]
     root = str(Path(__file__).resolve().parents[2])
@@ -97,7 +99,8 @@ def sanitize(
     )  # fmt: skip
     while not (begin.wait(POLL_S) or stop.is_set()):
         pass
-    write_whole(file, pickle.dumps((bundle, list(cases), seed)))
+    if not stop.is_set():
+        later.rename(file)
     seconds = LOCK_S + 2 * of.wall_s
     output = _output(process, seconds, stop)
     if output is None:

@@ -11,7 +11,6 @@ outside of any allocation.
 
 from __future__ import annotations
 
-import math
 import pickle
 import sys
 import time
@@ -78,9 +77,7 @@ def awaited(file: Path) -> bytes:
     return file.read_bytes()
 
 
-def replayed(
-    task: Task, bundle: LaunchBundle, cases: Sequence[Case], seed: str, enough_s: float = math.inf
-) -> tuple[int, int]:
+def replayed(task: Task, bundle: LaunchBundle, cases: Sequence[Case], seed: str, enough_s: int) -> tuple[int, int]:
     """Executes the plan of each case once, those with the least memory first.  Returns the launches and the cases.
 
     After `enough_s` seconds it begins with no other case.
