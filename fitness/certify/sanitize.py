@@ -22,6 +22,7 @@ from pathlib import Path
 from evo.core.records import Case
 from fitness.cuda.nvidia import find_tool
 from fitness.gpu.runner import LOCK_S, LaunchBundle
+from fitness.sandbox.layers import python_path
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,9 @@ def sanitize(
     later.write_bytes(pickle.dumps((bundle, list(cases), seed)))
     command = [program, "--tool", tool, *of.options, sys.executable, "-m", "fitness.certify.sanitize_process"]
     command += [str(task), str(file), gpu, str(of.wall_s), str(of.enough_s)]
-    root = str(Path(__file__).resolve().parents[2])
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p),
+        "PYTHONPATH": python_path(),
         "CUDA_VISIBLE_DEVICES": gpu,
         "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # every buffer an allocation of its own, with known bounds
     }

@@ -29,6 +29,7 @@ from evo.core.records import Case, Check, Timing, Verdict
 from fitness.frontend.plan import LaunchPlan
 from fitness.gpu.eager_check import Match
 from fitness.gpu.timing import LOOKS
+from fitness.sandbox.layers import python_path
 
 if TYPE_CHECKING:
     from fitness.gpu.baselines import Baseline
@@ -386,16 +387,14 @@ class _RunnerProcess:
         ours, theirs = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by kill)
         command = [sys.executable, "-P", "-m", "fitness.gpu.runner_process", str(theirs.fileno()), *arguments]
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
         self._process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._errors,
             stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": path},
-            start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
+            env={**os.environ, "PYTHONPATH": python_path()},
+            start_new_session=True,  # Ctrl-C in the terminal is for the driver alone.
         )
         theirs.close()
         self._connection = Connection(ours.detach())

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from fitness.cuda.nvidia import find_tool
 from fitness.gpu.runner import LOCK_S, LaunchBundle
+from fitness.sandbox.layers import python_path
 
 SECTIONS = (
     "SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats", "ComputeWorkloadAnalysis",
@@ -279,6 +280,4 @@ def _number(text: str) -> float | None:
 
 
 def _env(gpu: str) -> dict[str, str]:
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
-    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": gpu}
+    return {**os.environ, "PYTHONPATH": python_path(), "CUDA_VISIBLE_DEVICES": gpu}

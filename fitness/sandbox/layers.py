@@ -143,15 +143,20 @@ def available_layers() -> dict[str, str]:
 def clean_environment() -> dict[str, str]:
     """The environment for processes that lead to untrusted code: what Python needs to find its packages, no keys."""
     carried = {k: os.environ[k] for k in ("LD_LIBRARY_PATH",) if k in os.environ}
-    packages = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     return {
         **carried,
         "PATH": "/usr/bin:/bin",
         "LANG": "C.UTF-8",
-        "PYTHONPATH": os.pathsep.join([str(PROJECT), *packages]),
+        "PYTHONPATH": python_path(),
         "PYTHONUSERBASE": site.getuserbase(),
         "PYTHONHASHSEED": "0",  # sets of names iterate in the same order in every run
     }
+
+
+def python_path() -> str:
+    """Returns the PYTHONPATH of evo's own processes: the folder of its packages, then what this process has."""
+    packages = (p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)
+    return os.pathsep.join([str(PROJECT), *packages])
 
 
 def preload() -> None:
